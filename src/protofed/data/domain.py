@@ -1,0 +1,27 @@
+"""What a data set is here: two pairs of arrays, the names of its classes, and who each sample came from."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One data set. Images are (N, channels, height, width), anything else (N, ...); labels are 0 .. classes-1."""
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    class_names: tuple[str, ...]
+    ids: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Natural owners: a column name to one id per train sample and one per test sample."""
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.x_train.shape[1:])
