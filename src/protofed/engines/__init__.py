@@ -1,0 +1,47 @@
+"""Where clients run. An engine owns data, devices and client states; a method knows none of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from protofed.engines.wire import Size
+from protofed.method import Client, Mean, Method, Spec, Tree
+from protofed.metrics import Tally
+
+
+class Trained(NamedTuple):
+    """What one round of a cohort gives. Nothing is changed by it."""
+
+    up: Tree  # all uploads, merged
+    clients: dict[int, Client]
+    losses: list[Mean]  # one per client of the cohort
+    sent: Size  # over the cohort
+    received: Size
+
+
+class Engine(Protocol):
+    """Trains and evaluates cohorts of clients."""
+
+    clients: dict[int, Client]
+    """State of every client that has taken part; a new round's states count once they are put here."""
+    architectures: list[str]
+    """Which model each client has."""
+
+    def specs(self) -> list[Spec]:
+        """One for each architecture, the server's first."""
+
+    def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        """Local training of these clients."""
+
+    def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> dict[int, Client]:
+        """The last phases of these clients, after the last round."""
+
+    def counts(self, cohort: Sequence[int]) -> Tensor:
+        """Training samples per class (K, C)."""
+
+    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
+        """Counts on each client's "own" or "global" test set, of its "personal" model or of the "global" one."""
+
+    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+        """The global model on all test samples that fit it."""

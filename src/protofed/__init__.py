@@ -1,0 +1,10 @@
+"""Prototype-based federated learning: different data, different classes, different models, one set of prototypes."""
+
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.method import Method
+from protofed.methods import METHODS
+from protofed.models import MODELS
+from protofed.run import Result, run
+
+__all__ = ["METHODS", "MODELS", "Experiment", "Method", "Result", "UserError", "run"]

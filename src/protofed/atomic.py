@@ -1,0 +1,31 @@
+"""Files that are written whole or not at all."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing, also when the machine stops in the middle."""
+    scratch = path.with_name(f".{path.name}.partial")
+    try:
+        write_synced(scratch, content)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+    scratch.replace(path)
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,290 @@
+"""The command line: `protofed run`, `compare`, `partition` and `list`."""
+
+import inspect
+import json
+import os
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from protofed import progress, schema
+from protofed.data.partition import PARTITIONS
+from protofed.data.sources import available
+from protofed.errors import UserError
+from protofed.experiment import Experiment, configs, find, shipped
+from protofed.methods import METHODS
+from protofed.models import MODELS
+from protofed.report import bubbles
+from protofed.report import compare as comparison
+from protofed.run import Interrupted, Result, prepare_split
+from protofed.run import run as run_experiment
+
+app = typer.Typer(
+    name="protofed",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="""Prototype-based federated learning.
+
+    Start with:  protofed run demo
+
+    See what there is:  protofed list methods   (models, data, partitions, experiments)
+
+    Change anything:  protofed run demo method=fedavg model=cnn_digits rounds=20 optimizer.lr=0.05""",
+)
+console = Console()
+errors = Console(stderr=True)
+
+ExperimentName = Annotated[
+    str, typer.Argument(help="A .toml file, or a shipped experiment's name ('protofed list experiments').")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as method.lam=0.5 rounds=10.")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data sets lie; else $PROTOFED_DATA, else ./data.", envvar="PROTOFED_DATA")
+]
+
+
+@app.command()
+def run(
+    experiment: ExperimentName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run one experiment and write its folder.
+
+    Examples:
+
+      protofed run demo
+
+      protofed run configs/fedproto/mnist_n3.toml --data-dir DIR rounds=20
+
+      protofed run demo method=local seed=1 --out runs/alone
+    """
+    plan = Experiment.load(experiment, *(overrides or []))
+    folder = out or _new_folder(f"{find(experiment).stem}-{plan.method_name}-seed{plan.seed}", resume)
+    try:
+        result = run_experiment(
+            plan, folder, resume=resume, data_dir=data_dir, watch=progress.watch(console, plan.method_name)
+        )
+    except Interrupted as stop:
+        again = ["protofed", "run", experiment, *(overrides or []), "--out", str(folder), "--resume"]
+        if data_dir is not None and "PROTOFED_DATA" not in os.environ:
+            again += ["--data-dir", str(data_dir)]
+        _say(f"{stop}. Go on with:\n  {shlex.join(again)}")
+        raise typer.Exit(130) from None
+    _report(result)
+
+
+def _new_folder(name: str, resume: bool) -> Path:
+    """runs/NAME, or NAME-2, NAME-3, ...: a new one, or when resuming the newest there is."""
+    taken = [Path("runs") / name]
+    while taken[-1].exists():
+        taken.append(Path("runs") / f"{name}-{len(taken) + 1}")
+    return taken[-2] if resume and len(taken) > 1 else taken[-1]
+
+
+def _report(result: Result) -> None:
+    """The numbers of a finished run."""
+    s = result.summary
+    table = Table(
+        title=f"{s['method']}, {s['clients']} clients, {s['rounds']} rounds, seed {s['seed']}", title_justify="left"
+    )
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    shown = {
+        "accuracy, mean over clients": s["accuracy_mean"],
+        "  std over clients": s["accuracy_std"],
+        "  worst tenth of clients": s["accuracy_worst10"],
+        "  by classifier": s["accuracy_head_mean"],
+        "  by nearest prototype": s["accuracy_proto_mean"],
+        "global model, global test set": s["global_accuracy"],
+        "personal models, global test set, PM(V)": s["pm_v"],
+        "personal models, global test set, PM(L)": s["pm_l"],
+    }
+    for what, value in shown.items():
+        if value is not None:
+            table.add_row(what, f"{100 * value:.2f} %")
+    table.add_row("parameters sent up a round", comparison.sent(s["params_up_per_round"]))
+    table.add_row(
+        "bytes up / down, whole run", f"{comparison.sent(s['bytes_up'])} / {comparison.sent(s['bytes_down'])}"
+    )
+    table.add_row("seconds", f"{s['seconds']:.1f}")
+    console.print(table)
+    pictures = ", ".join(sorted(p.name for p in result.folder.glob("*.png")))
+    _say(f"run: {result.folder}\npictures: {pictures}")
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="Methods ('protofed list methods'); KEY=VALUE changes too.")],
+    experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0",
+    out: Annotated[Path | None, typer.Option(help="Folder for all runs; finished ones are not run again.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run several methods on one experiment; show mean +- std over seeds, and the curves in one picture.
+
+    Example:
+
+      protofed compare local fedproto --experiment demo --seeds 0,1,2
+    """
+    overrides = [word for word in methods if "=" in word]
+    names = [word for word in methods if "=" not in word]
+    if not names:
+        raise UserError("compare needs at least one method. See 'protofed list methods'.")
+    plans = [
+        (name, Experiment.load(experiment, f"method={name}", *overrides, f"seed={seed}"))
+        for name in names
+        for seed in _seeds(seeds)
+    ]
+    folder = out or Path("runs") / f"compare-{find(experiment).stem}"
+    results: dict[str, list[Result]] = {name: [] for name in names}
+    for number, (name, plan) in enumerate(plans, 1):
+        label = f"[{number}/{len(plans)}] {name} seed {plan.seed}"
+        try:
+            result = run_experiment(
+                plan,
+                folder / f"{name}-seed{plan.seed}",
+                resume=True,
+                data_dir=data_dir,
+                watch=progress.watch(console, label.replace("[", "(").replace("]", ")")),
+            )
+        except Interrupted as stop:
+            _say(f"{stop}. The same command goes on from there.")
+            raise typer.Exit(130) from None
+        results[name].append(result)
+    paths = comparison.write(results, folder)
+    _table(comparison.rows(results), find(experiment).stem)
+    first = next(iter(results.values()))[0].folder
+    _say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {text!r} should be different whole numbers with commas, such as 0,1,2.")
+    return seeds
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> None:
+    columns = comparison.used(rows)
+    table = Table(title=f"{title}: % over clients, mean ± std over seeds {rows[0]['seeds']}", title_justify="left")
+    table.add_column("method")
+    for name in (*columns.values(), "params up / round", "seconds"):
+        table.add_column(name, justify="right")
+    best = {key: max((row[key][0] for row in rows if row[key]), default=None) for key in columns}
+    for row in rows:
+        cells = []
+        for key in columns:
+            text = comparison.cell(row[key], len(row["seeds"]))
+            cells.append(
+                f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] and key != "accuracy_std" else text
+            )
+        sent = comparison.sent(row["params_up_per_round"][0])
+        table.add_row(row["method"], *cells, sent, f"{row['seconds'][0]:.1f}")
+    console.print(table)
+
+
+@app.command()
+def partition(
+    experiment: ExperimentName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for partition.npz and partition.png.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw and describe who has what, without training.
+
+    The file it writes can be used again:  protofed run ... partition=file partition.path=FOLDER/partition.npz
+    """
+    plan = Experiment.load(experiment, *(overrides or []))
+    domains, split = prepare_split(plan, data_dir)
+    folder = out or Path("runs") / f"partition-{find(experiment).stem}"
+    folder.mkdir(parents=True, exist_ok=True)
+    split.save(folder / "partition.npz", domains)
+    bubbles.draw_split(split, domains, folder / "partition.png")
+    for note in split.notes:
+        _say(f"note: {note}")
+    for what, value in bubbles.describe(split, domains).items():
+        _say(f"{what}: {value}")
+    _say(f"hash: {split.hash}\nfile: {folder / 'partition.npz'}\npicture: {folder / 'partition.png'}")
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    models = "models"
+    data = "data"
+    partitions = "partitions"
+    experiments = "experiments"
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every key and its default.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """List methods, models, data, partitions or experiments."""
+    entries = _entries(what, data_dir)
+    if as_json:
+        console.print_json(json.dumps(entries, default=str))
+        return
+    for entry in entries:
+        keys = ", ".join(f"{k['key']}={k['default']}" for k in entry.get("keys", []))
+        _say(f"{entry['name']:<20} {entry['about']}" + (f"\n{'':<20} {keys}" if keys else ""))
+
+
+def _entries(what: Kind, data_dir: Path | None) -> list[dict[str, Any]]:
+    if what is Kind.data:
+        return available(data_dir)
+    if what is Kind.experiments:
+        return [{"name": name, "about": _about_file(configs() / f"{name}.toml")} for name in shipped()]
+    registry: dict[str, Any] = {Kind.methods: METHODS, Kind.models: MODELS, Kind.partitions: PARTITIONS}[what]  # type: ignore[assignment]
+    return [{"name": name, "about": _about(kind), "keys": _keys(kind)} for name, kind in registry.items()]
+
+
+def _about(kind: Any) -> str:
+    text = inspect.getdoc(getattr(kind, "func", kind)) or ""
+    return text.split("\n")[0]
+
+
+def _about_file(path: Path) -> str:
+    """The comment on the first line of an experiment."""
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _keys(kind: Any) -> list[dict[str, Any]]:
+    about = schema.docs(kind)
+    return [
+        {"key": key, "default": default, "about": about.get(key, "")}
+        for key, (_, default) in schema.fields(kind).items()
+    ]
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Errors that a user can mend are one line and exit code 2."""
+    try:
+        app(prog_name="protofed")
+    except UserError as error:
+        errors.print(f"error: {' '.join(str(error).split())}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,165 @@
+"""Everyone's data as tensors on one device: batches in an order that depends on seed, round and client alone."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed.data.augment import augment
+from protofed.data.domain import Domain
+from protofed.data.split import Split
+from protofed.errors import UserError
+from protofed.method import Batch, LocalData
+from protofed.ops import random
+
+CHUNK = 512  # samples in one forward pass outside of training
+
+
+class Samples(NamedTuple):
+    """Inputs (N, ...) and labels (N,)."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Federation:
+    """The data of all clients. Samples are shared tensors; a client is a list of row numbers."""
+
+    def __init__(
+        self,
+        domains: Sequence[Domain],
+        split: Split,
+        *,
+        seed: int,
+        batch_size: int,
+        drop_last: bool = False,
+        normalize: str = "auto",
+        augmentations: Sequence[str] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.seed, self.batch_size, self.drop_last = seed, batch_size, drop_last
+        self.augmentations = list(augmentations)
+        self.device = torch.device(device)
+        self.split, self.class_names = split, domains[0].class_names
+        self.classes = len(self.class_names)
+        self.domain_names = [domain.name for domain in domains]
+        self.shapes = [domain.shape for domain in domains]
+        if self.augmentations and any(len(shape) != 3 for shape in self.shapes):
+            raise UserError(
+                f"data.augment = {self.augmentations!r} is for images, but the samples have shape {self.shapes[0]}. "
+                "Use data.augment = []."
+            )
+        self.counts = torch.tensor(split.counts(domains), dtype=torch.float32, device=self.device)
+        self._train: list[Samples] = []
+        self._test: list[Samples] = []
+        self._black: list[Tensor] = []
+        self._train_rows: list[Tensor] = [torch.empty(0)] * len(split.train)
+        self._test_rows: list[Tensor] = [torch.empty(0)] * len(split.test)
+        self._official: list[int] = []  # test samples of each domain that are in its test part
+        for number, domain in enumerate(domains):
+            scale = _scaler(domain, normalize)
+            members = np.flatnonzero(split.domain == number)
+            used = np.unique(np.concatenate([split.train[i] for i in members] or [np.empty(0, np.int64)]))
+            official = len(domain.y_test)  # a test row beyond them is a training sample held back
+            tests = np.concatenate([split.test[i] for i in members] or [np.empty(0, np.int64)])
+            held = np.unique(tests[tests >= official]) - official
+            for i in members:  # only the samples that somebody holds are kept
+                self._train_rows[i] = self._rows(np.searchsorted(used, split.train[i]))
+                moved = official + np.searchsorted(held, split.test[i] - official)
+                self._test_rows[i] = self._rows(np.where(split.test[i] < official, split.test[i], moved))
+            self._train.append(self._samples(scale(domain.x_train[used]), domain.y_train[used]))
+            x_test = torch.cat([scale(domain.x_test), scale(domain.x_train[held])])
+            self._test.append(self._samples(x_test, np.concatenate([domain.y_test, domain.y_train[held]])))
+            self._official.append(official)
+            black = np.zeros((1, *domain.shape), dtype=domain.x_train.dtype)
+            self._black.append(
+                scale(black)[0, ..., :1, :1].to(self.device) if len(domain.shape) == 3 else torch.zeros(())
+            )
+
+    def _rows(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows.astype(np.int64)).to(self.device)
+
+    def _samples(self, x: Tensor, y: np.ndarray) -> Samples:
+        return Samples(x.to(self.device), torch.from_numpy(y.astype(np.int64)).to(self.device))
+
+    @property
+    def clients(self) -> int:
+        return len(self.split.train)
+
+    def domain(self, client: int) -> int:
+        return int(self.split.domain[client])
+
+    def shape(self, client: int) -> tuple[int, ...]:
+        return self.shapes[self.domain(client)]
+
+    def train(self, client: int) -> Samples:
+        """A client's training samples in the order of the split."""
+        rows, samples = self._train_rows[client], self._train[self.domain(client)]
+        return Samples(samples.x[rows], samples.y[rows])
+
+    def test(self, client: int) -> Samples:
+        """A client's own test samples."""
+        rows, samples = self._test_rows[client], self._test[self.domain(client)]
+        return Samples(samples.x[rows], samples.y[rows])
+
+    def global_test(self, domain: int) -> Samples:
+        """The test part of a domain."""
+        x, y = self._test[domain]
+        return Samples(x[: self._official[domain]], y[: self._official[domain]])
+
+    def local(self, client: int, round: int) -> LocalData:
+        """What a client knows of its own data."""
+        x, y = self.train(client)
+        batches = [
+            Batch(a, b, torch.ones(len(b), device=self.device))
+            for a, b in zip(x.split(CHUNK), y.split(CHUNK), strict=True)
+        ]
+        key = random.key(self.seed, "train", round, client).to(self.device)
+        return LocalData(batches, self.counts[client], key)
+
+    def _used(self, samples: int) -> int:
+        """How many of a client's samples an epoch uses."""
+        whole = samples // self.batch_size * self.batch_size
+        return whole if self.drop_last and whole else samples
+
+    def smallest_batch(self, client: int) -> int:
+        used = self._used(len(self._train_rows[client]))
+        return used % self.batch_size or min(used, self.batch_size)
+
+    def epoch(self, client: int, round: int, epoch: int) -> Iterator[Batch]:
+        """One pass over a client's training samples in the order of this seed, round, client and epoch."""
+        rows, samples = self._train_rows[client], self._train[self.domain(client)]
+        key = random.fold(random.key(self.seed, "order", round, client).to(self.device), epoch)
+        rows = rows[random.permutation(key, len(rows))][: self._used(len(rows))]
+        x, y = samples.x[rows], samples.y[rows]
+        if self.augmentations:
+            x = augment(x, self.augmentations, random.fold(key, 1), self._black[self.domain(client)])
+        mask = torch.ones(len(y), device=self.device)
+        parts = (tensor.split(self.batch_size) for tensor in (x, y, mask))
+        return map(Batch, *parts)
+
+
+class _scaler:
+    """Pixels become numbers around zero: by the training set's own mean and deviation, by one half, or not at all."""
+
+    def __init__(self, domain: Domain, normalize: str) -> None:
+        sample = domain.x_train
+        self.whole = np.issubdtype(sample.dtype, np.integer) and sample.dtype != np.uint8  # tokens stay what they are
+        self.unit = 255.0 if sample.dtype == np.uint8 else 1.0
+        self.mean, self.std = np.float32(0), np.float32(1)
+        if normalize == "half":
+            self.mean, self.std = np.float32(0.5), np.float32(0.5)
+        elif normalize == "auto" and not self.whole:
+            axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
+            mean = sample.mean(axis=axes, dtype=np.float64) / self.unit
+            std = sample.std(axis=axes, dtype=np.float64) / self.unit
+            shape = (1, -1, *[1] * (sample.ndim - 2))
+            self.mean = mean.reshape(shape).astype(np.float32)
+            self.std = np.where(std > 1e-6, std, 1).reshape(shape).astype(np.float32)
+
+    def __call__(self, x: np.ndarray) -> Tensor:
+        if self.whole:
+            return torch.from_numpy(x.astype(np.int64))
+        return torch.from_numpy((x.astype(np.float32) / self.unit - self.mean) / self.std)

@@ -1,0 +1,282 @@
+"""Readers of what lies on disk: .npz files, IDX files, image folders. Their errors name the file."""
+
+import gzip
+import lzma
+import math
+import re
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from protofed.errors import UserError
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a reader found, not checked yet. Without a test part, one is split off later."""
+
+    train: Pair
+    test: Pair | None = None
+    class_names: tuple[str, ...] = ()
+    ids: dict[str, tuple[np.ndarray, np.ndarray | None]] = field(default_factory=dict)
+
+
+IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+IDX_NAME = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
+IDX_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+AGAIN = "The file is damaged or cut short: copy or download it again."
+
+# What numpy and zipfile raise on a damaged archive; a flipped bit in a header may also ask for terabytes.
+BROKEN_NPZ = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError),
+    *(RuntimeError, struct.error, SyntaxError, tokenize.TokenError, MemoryError),
+)
+# What Pillow raises on a damaged image: a broken PNG is a SyntaxError.
+BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+
+
+def kind_of(path: Path) -> str:
+    """'npz', 'ids' (a side table), 'idx', 'images', 'hub' (Hugging Face's save_to_disk), or '' for anything else."""
+    try:
+        if path.is_file():
+            return _kind_of_file(path) if path.suffix == ".npz" else ""
+        if not path.is_dir():
+            return ""
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            return "hub"
+        if _idx_files(path):
+            return "idx"
+        top = _folders(path)
+        inner = _folders(top["train"]) if "train" in top else top
+        return "images" if any(_is_image(path) for folder in inner.values() for path in folder.rglob("*")) else ""
+    except OSError:  # no permission to look, or a name too long to be a path
+        return ""
+
+
+def _kind_of_file(path: Path) -> str:
+    """Only the archive's table of contents is read. A damaged one counts as data, so that reading it says so."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except BROKEN_NPZ:
+        return "npz"
+    tables = [name for name in names if name.endswith("_train.npy")]
+    return "ids" if tables and not {"x_train.npy", "y_train.npy"} & set(names) else "npz"
+
+
+def read(path: Path, size: int) -> Found:
+    """The arrays of a file or folder; `size` is used only for images that differ in size."""
+    kind = kind_of(path)
+    if kind == "idx":
+        return _read_idx(path)
+    if kind == "images":
+        return _read_images(path, size)
+    return _read_npz(path)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        if not zipfile.is_zipfile(path):
+            raise UserError(f"{path} is not a whole .npz (zip) file. {AGAIN}")
+        with np.load(path, allow_pickle=False) as archive:
+            members = {name: archive[name] for name in archive.files}
+    except BROKEN_NPZ as error:
+        if "allow_pickle" in str(error):
+            raise UserError(f"{path} holds Python objects, which are never loaded. Save plain number arrays.") from None
+        raise UserError(f"Cannot read {path} ({first_line(error)}). {AGAIN}") from None
+    # At least one dimension, so that everything has a length; a lone number is refused later for its shape.
+    return {name: np.atleast_1d(value) for name, value in members.items() if isinstance(value, np.ndarray)}
+
+
+def _read_npz(path: Path) -> Found:
+    arrays = _arrays(path)
+    missing = [name for name in ("x_train", "y_train") if name not in arrays]
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        missing.append("x_test" if "y_test" in arrays else "y_test")
+    if missing:
+        raise UserError(
+            f"{path} has no {' and no '.join(missing)} (it has: {', '.join(sorted(arrays)) or 'nothing'}). "
+            "Save x_train, y_train and, if there is a test part, x_test and y_test; a table of owners goes in data.ids."
+        )
+    train = arrays["x_train"], arrays["y_train"]
+    test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
+    ids: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    for name in _columns(arrays):
+        first, second = arrays[f"{name}_train"], arrays.get(f"{name}_test") if test else None
+        # Extra arrays of another shape are no business of ours: they say something else about the data.
+        if _rows(first) == len(train[0]) and (test is None or _rows(second) == len(test[0])):
+            ids[name] = first, second
+    names = arrays.get("class_names", np.array([], str))
+    return Found(train, test, tuple(str(name) for name in names.astype(str).ravel()), ids)
+
+
+def read_ids(path: Path, found: Found) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+    """The columns of a side table, each checked to go row for row with the data."""
+    arrays = _arrays(path)
+    columns: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    parts = {"train": found.train, "test": found.test}
+    for name in _columns(arrays):
+        pair = []
+        for part, samples in parts.items():
+            if samples is None:
+                continue
+            column = arrays.get(f"{name}_{part}")
+            if column is None or _rows(column) != len(samples[0]):
+                got = "no such array" if column is None else f"shape {column.shape}"
+                raise UserError(
+                    f"{path}: {name}_{part} must be one id for each of the {len(samples[0])} {part} samples, "
+                    f"got {got}. Give the table that was made for this data set."
+                )
+            pair.append(column)
+        columns[name] = pair[0], pair[1] if len(pair) == 2 else None
+    if not columns:
+        raise UserError(
+            f"{path} holds no ids (it has: {', '.join(sorted(arrays))}). Save arrays NAME_train, NAME_test."
+        )
+    return columns
+
+
+def _columns(arrays: dict[str, np.ndarray]) -> list[str]:
+    names = [name.removesuffix("_train") for name in arrays if name.endswith("_train")]
+    return [name for name in names if name not in ("x", "y")]
+
+
+def _rows(column: np.ndarray | None) -> int:
+    """The length of a 1-D array; -1 for anything else."""
+    return -1 if column is None or column.ndim != 1 else len(column)
+
+
+def _idx_files(folder: Path) -> dict[tuple[str, str], Path]:
+    """(train or t10k, images or labels) -> file; an unpacked file wins over its .gz."""
+    files = {}
+    # torchvision keeps the files it downloads one level down, in raw/.
+    for place in (folder / "raw", folder):
+        for path in sorted(place.iterdir(), reverse=True) if place.is_dir() else ():
+            if match := IDX_NAME.fullmatch(path.name):
+                files[match[1], match[2]] = path
+    return files
+
+
+def _read_idx(folder: Path) -> Found:
+    files = _idx_files(folder)
+    parts: dict[str, Pair] = {}
+    for part in ("train", "t10k"):
+        if part == "t10k" and not any(key[0] == part for key in files):
+            continue
+        for what in ("images", "labels"):
+            if (part, what) not in files:
+                raise UserError(f"{folder} has no {part}-{what}-idx*-ubyte[.gz]. Put it beside the other IDX files.")
+        parts[part] = _idx(files[part, "images"]), _idx(files[part, "labels"])
+    return Found(parts["train"], parts.get("t10k"))
+
+
+def _idx(path: Path) -> np.ndarray:
+    """One IDX file: two zero bytes, the type, the number of dimensions, each dimension, then the values."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"Cannot read {path} ({first_line(error)}). {AGAIN}") from None
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in IDX_DTYPES or not raw[3]:
+        raise UserError(f"{path} is not an IDX file: it starts with {raw[:4].hex() or 'nothing'}. {AGAIN}")
+    start = 4 + 4 * raw[3]
+    if len(raw) < start:
+        raise UserError(f"{path} ends inside its header. {AGAIN}")
+    shape = struct.unpack(f">{raw[3]}I", raw[4:start])
+    dtype = np.dtype(IDX_DTYPES[raw[2]])
+    if len(raw) - start != math.prod(shape) * dtype.itemsize:
+        raise UserError(f"{path} promises {shape} values but holds {len(raw) - start} bytes of them. {AGAIN}")
+    return np.frombuffer(raw, dtype, offset=start).reshape(shape).copy()
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """Name -> subfolder in sorted order, less what tools leave behind (.git, __MACOSX)."""
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[:1] not in "._"}
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if _is_image(path))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGES and not path.name.startswith(".")
+
+
+def _read_images(folder: Path, size: int) -> Found:
+    top = _folders(folder)
+    test = next((top[name] for name in ("test", "val", "valid", "validation") if name in top), None)
+    if "train" not in top:
+        names = tuple(top)
+        return Found(_labelled(folder, names, size), None, names)
+    names = tuple(_folders(top["train"]))
+    if test and (unknown := sorted(set(_folders(test)) - set(names))):
+        raise UserError(
+            f"{test} has the class folder {unknown[0]!r}, which {top['train']} has not. "
+            "Use the same class folders in both."
+        )
+    return Found(_labelled(top["train"], names, size), _labelled(test, names, size) if test else None, names)
+
+
+def _labelled(folder: Path, names: tuple[str, ...], size: int) -> Pair:
+    files, labels = [], []
+    for label, name in enumerate(names):
+        if not (folder / name).is_dir():
+            continue
+        images = _images(folder / name)
+        if not images:
+            raise UserError(f"{folder / name} holds no images. Put some there, or remove the folder.")
+        files += images
+        labels += [label] * len(images)
+    if not files:
+        raise UserError(f"{folder} has no class folders with images. Use {folder.name}/CLASS/*.png, or remove it.")
+    return stack(((str(path), path) for path in files), size), np.array(labels)
+
+
+def stack(images: Iterable[tuple[str, object]], size: int) -> np.ndarray:
+    """Pairs (where, path or Pillow image) -> uint8 (N, channels, height, width); grey only if all are grey."""
+    arrays: list[np.ndarray] = []
+    places: list[str] = []
+    for where, source in images:
+        try:
+            with source if isinstance(source, Image.Image) else Image.open(source) as image:  # type: ignore[arg-type]
+                arrays.append(_pixels(image, size, where))
+        except (*BROKEN_IMAGE, AttributeError) as error:  # AttributeError: the cell held no image at all
+            raise UserError(f"Cannot read the image {where} ({first_line(error)}). Replace or remove it.") from None
+        places.append(where)
+        if arrays[-1].shape[:2] != arrays[0].shape[:2]:
+            (h, w), (h0, w0) = arrays[-1].shape[:2], arrays[0].shape[:2]
+            raise UserError(
+                f"Images of different sizes: {places[0]} is {w0}x{h0}, {where} is {w}x{h}. "
+                "Set data.size, e.g. data.size=32."
+            )
+    if all(array.ndim == 2 for array in arrays):
+        return np.stack(arrays)[:, None]
+    colour = [array if array.ndim == 3 else np.repeat(array[..., None], 3, axis=2) for array in arrays]
+    return np.ascontiguousarray(np.stack(colour).transpose(0, 3, 1, 2))
+
+
+def _pixels(image: Image.Image, size: int, where: str) -> np.ndarray:
+    """uint8 (height, width) for grey, (height, width, 3) for anything else; transparency is dropped."""
+    if image.mode == "F":
+        raise UserError(f"{where} holds floating-point pixels. Save such data as .npz.")
+    if image.mode.startswith("I"):
+        # 16-bit grey: Pillow's own conversion to 8 bits clips, which would leave white pictures.
+        image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
+    image = image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+    if size:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def first_line(error: BaseException) -> str:
+    """The error's own words, on one line; its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". ") if lines else type(error).__name__

@@ -1,0 +1,421 @@
+"""Where data comes from: two built-in sets, files and folders, Hugging Face datasets, torchvision."""
+
+import inspect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Lt, MinLen
+from sklearn.datasets import load_digits
+
+from protofed.data.domain import Domain
+from protofed.data.files import Found, Pair, first_line, kind_of, read, read_ids, stack
+from protofed.errors import UserError, nearest
+
+BUILT_IN = ("digits", "spiral")
+LABELS = ("label", "labels", "fine_label", "y", "target")
+GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601, as Pillow turns colour into grey
+# digits and spiral are data sets: another seed of the experiment must not make other data of them.
+FIXED = 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the samples come from (the [data] section of an experiment)."""
+
+    name: str | list[str] = "digits"
+    """One source, or several domains at once: digits, spiral, a .npz file, a folder of IDX files or of images (as a
+    path, or by name in the data folder), hf:NAME for a Hugging Face data set, torchvision:NAME."""
+    ids: str = ""
+    """A side table (.npz) of natural owners, row for row with the data: arrays NAME_train and NAME_test."""
+    test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """Share held back as test data, class by class, where a source has no test part of its own."""
+    size: Annotated[int, Ge(0)] = 0
+    """Resize images to size x size; 0 keeps them."""
+    channels: Literal[0, 1, 3] = 0
+    """Turn images into grey (1) or colour (3); 0 keeps them."""
+    normalize: Literal["auto", "half", "none"] = "auto"
+    """How pixels are scaled before they reach a model: auto by the training data, half to -1..1, none not at all."""
+    augment: list[Literal["crop", "flip"]] = field(default_factory=list)
+    """Random changes to training images: crop (padded and shifted), flip (left to right)."""
+    noise: Annotated[float, Ge(0)] = 0.1
+    """spiral: standard deviation of the angle, in radians. FedNH prints N(0, 1), which is noise = 1.0, but the
+    arms start only pi/3 = 1.05 apart: at 1.0 no classifier can pass 39 % accuracy, at 0.1 the best possible is 94 %."""
+    counts: Annotated[list[Annotated[int, Ge(1)]], MinLen(1)] = field(default_factory=lambda: [3000] * 6)
+    """spiral: training samples of each class. FedNH's imbalanced set is [3000, 1500, 750, 375, 187, 93]."""
+
+
+def load(data: Data, data_dir: Path | None, seed: int) -> list[Domain]:
+    """One Domain per name in `data.name`, all with the same classes."""
+    names = [data.name] if isinstance(data.name, str) else list(data.name)
+    if not names or not all(name.rpartition(":")[2].strip() for name in names):
+        raise UserError(
+            f"data.name is empty (got {data.name!r}). Name a source: {', '.join(BUILT_IN)}, a file, hf:NAME."
+        )
+    if len(set(names)) < len(names):
+        raise UserError(f"data.name lists a source twice: {', '.join(names)}. Each domain is named once.")
+    if data.ids and len(names) > 1:
+        raise UserError(
+            f"data.ids goes row for row with one data set, but data.name lists {len(names)}. "
+            "Put the arrays NAME_train and NAME_test into each .npz instead."
+        )
+    return _same_classes([_load(name, data, data_root(data_dir), seed) for name in names])
+
+
+def available(data_dir: Path | None) -> list[dict[str, str]]:
+    """The built-in sets and what lies in the data folder, as name, kind and path; nothing is loaded."""
+    rows = [{"name": name, "kind": "built in", "path": ""} for name in BUILT_IN]
+    root = data_root(data_dir)
+    try:
+        entries = sorted(root.iterdir())
+    except OSError:  # no such folder: only the built-in sets are there
+        entries = []
+    for path in entries:
+        if kind := kind_of(path):
+            name = path.stem if path.is_file() else path.name
+            rows.append({"name": name, "kind": kind, "path": str(path)})
+    return rows
+
+
+def data_root(data_dir: Path | None) -> Path:
+    """The data folder: the one given, else $PROTOFED_DATA, else ./data."""
+    return data_dir or Path(os.environ.get("PROTOFED_DATA") or "data")
+
+
+def _load(name: str, data: Data, root: Path, seed: int) -> Domain:
+    rng = np.random.default_rng([seed, FIXED])
+    where = name
+    if name == "digits":
+        images, labels = load_digits(return_X_y=True)
+        found = Found(((images / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels))
+        rng = np.random.default_rng(FIXED)
+    elif name == "spiral":
+        found = _spiral(data.counts, data.noise)
+    elif name.startswith("hf:"):
+        found = _hub(name.removeprefix("hf:"), root, data.size)
+    elif name.startswith("torchvision:"):
+        found = _torchvision(name.removeprefix("torchvision:"), root, data.size)
+    else:
+        path = _find(name, root)
+        where = str(path)
+        found = _hub(where, root, data.size) if kind_of(path) == "hub" else read(path, data.size)
+    if data.ids:
+        found = replace(found, ids=read_ids(_find(data.ids, root), found))
+    return _domain(name, where, found, data, rng)
+
+
+def _spiral(counts: list[int], noise: float) -> Found:
+    """FedNH's six arms, section 3.1: points (N, 2). The test part is balanced: the largest count for each."""
+    if not counts or min(counts) < 1 or noise < 0:
+        raise UserError(f"spiral needs data.counts of 1 or more and data.noise >= 0, got {counts} and {noise}.")
+
+    def part(index: int, sizes: list[int]) -> Pair:
+        points = []
+        for k, size in enumerate(sizes):
+            along = np.linspace(0, 1, size)  # (i - 1) / (n - 1)
+            radius = 1 + 9 * along
+            # One generator per class and part: a smaller class does not change the points of the others.
+            omega = k / 3 * np.pi * (1 + along) + np.random.default_rng([FIXED, index, k]).normal(0, noise, size)
+            points.append(np.stack([radius * np.cos(omega), radius * np.sin(omega)], axis=1))
+        return np.concatenate(points).astype(np.float32), np.repeat(np.arange(len(sizes)), sizes)
+
+    return Found(part(0, counts), part(1, [max(counts)] * len(counts)), tuple(str(k) for k in range(len(counts))))
+
+
+def _find(name: str, root: Path) -> Path:
+    """The file or folder of that name: as a path, then in the data folder, with and without .npz."""
+    places = list(dict.fromkeys([Path(name), root / name, root / f"{name}.npz"]))
+    there = [place for place in places if _exists(place)]
+    # A folder that merely has the name of a data set (./mnist of something else) does not hide the data set.
+    if usable := [place for place in there if kind_of(place)]:
+        return usable[0]
+    if there:
+        raise UserError(
+            f"{there[0]} is not data this reads. Give a .npz file, a folder of IDX files, of CLASS/*.png or "
+            "train/CLASS/*.png images, or one written by Hugging Face's save_to_disk."
+        )
+    known = {row["name"] for row in available(root) if row["kind"] != "ids"}
+    looked = ", ".join(map(str, places)) + ("" if root.is_dir() else f" (there is no folder {root})")
+    raise UserError(
+        f"No data set {name!r}: looked for {looked}. {nearest(name, known)} Put {Path(name).name}.npz into --data-dir "
+        "or $PROTOFED_DATA, or use hf:NAME (pip install 'protofed[hub]') or torchvision:NAME (pip install "
+        "'protofed[vision]')."
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long to be a path, or a folder we may not look into
+        return False
+
+
+def _hub(spec: str, root: Path, size: int) -> Found:
+    """A data set of the Hugging Face hub, or a local folder that its library reads."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"hf:{spec} needs the package datasets: pip install 'protofed[hub]'.") from None
+    where = f"hf:{spec}"
+    folder = next((place for place in (Path(spec), root / spec) if kind_of(place) == "hub"), None)
+    try:
+        loaded: Any = datasets.load_from_disk(str(folder)) if folder else datasets.load_dataset(spec)
+        parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        if "train" not in parts and len(parts) != 1:
+            raise UserError(f"{where} has the splits {', '.join(parts)}, but none is called train. Save it with one.")
+        train = parts.pop("train") if "train" in parts else parts.popitem()[1]
+        sample, label = _hub_columns(train.features, where)
+        tests = [parts[part] for part in ("test", "validation", "valid", "val") if part in parts]
+        # A hidden test part is published without its labels, or with every label -1.
+        open_tests = (part for part in tests if label in part.features and np.any(_hub_column(part, label) != -1))
+        test = next(open_tests, None)
+        pairs = [
+            (_hub_samples(part, sample, size, where), _hub_column(part, label))
+            for part in (train, test)
+            if part is not None
+        ]
+        owners = [name for name, kind in train.features.items() if name != label and _is_id(kind)]
+        ids = {
+            name: (_hub_column(train, name), None if test is None else _hub_column(test, name))
+            for name in owners
+            if test is None or name in test.features
+        }
+    except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(
+            f"Cannot load {where} ({first_line(error)}). Check the name and the network; without one, "
+            "give a folder written by save_to_disk, as hf:FOLDER."
+        ) from None
+    names = tuple(str(name) for name in getattr(train.features[label], "names", None) or ())
+    return Found(pairs[0], pairs[1] if len(pairs) == 2 else None, names, ids)
+
+
+def _hub_columns(features: dict[str, Any], where: str) -> tuple[str, str]:
+    """The names of the sample column and of the label column, told by their types."""
+    kinds = {name: type(kind).__name__ for name, kind in features.items()}
+    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    named = [name for name in LABELS if name in classes or _dtype(features.get(name)).startswith(("int", "uint"))]
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    samples = images or [
+        name
+        for name, kind in kinds.items()
+        if kind != "Value" and _dtype(features[name]).startswith(("int", "uint", "float")) and name not in classes
+    ]
+    if len(samples) != 1 or not (named or classes):
+        columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise UserError(
+            f"{where} must have one column of images or of number lists and a label column (ClassLabel, or whole "
+            f"numbers called {', '.join(LABELS)}), got {columns}. Keep or rename columns and save_to_disk that."
+        )
+    return samples[0], (named or classes)[0]
+
+
+def _dtype(kind: Any) -> str:
+    """The number type at the bottom of a (nested) list type; '' for what is no number or list."""
+    while isinstance(kind, list) or hasattr(kind, "feature"):
+        kind = kind[0] if isinstance(kind, list) else kind.feature
+    return str(getattr(kind, "dtype", None) or "")
+
+
+def _is_id(kind: Any) -> bool:
+    return type(kind).__name__ in ("Value", "ClassLabel") and _dtype(kind).startswith(("int", "uint", "string"))
+
+
+def _hub_column(part: Any, name: str) -> np.ndarray:
+    return np.asarray(part.with_format("numpy")[name][:])
+
+
+def _hub_samples(part: Any, name: str, size: int, where: str) -> np.ndarray:
+    if type(part.features[name]).__name__ != "Image":
+        return _hub_column(part, name)
+    return stack(((f"{where} row {i}", row[name]) for i, row in enumerate(part.select_columns([name]))), size)
+
+
+def _torchvision(name: str, root: Path, size: int) -> Found:
+    """A data set class of torchvision, from files that are already in the data folder."""
+    try:
+        from torchvision import datasets as vision
+    except ImportError:
+        raise UserError(f"torchvision:{name} needs the package torchvision: pip install 'protofed[vision]'.") from None
+    known = {key: kind for key, kind in vars(vision).items() if isinstance(kind, type) and hasattr(kind, "__getitem__")}
+    if name not in known:
+        raise UserError(f"torchvision has no data set {name!r}. {nearest(name, known)}")
+    accepts = inspect.signature(known[name]).parameters
+    # torchvision says train=True in its older classes and split="train" in its newer ones; a few have one part only.
+    options: list[dict[str, Any]] = [{}]
+    if "train" in accepts:
+        options = [{"train": True}, {"train": False}]
+    elif "split" in accepts:
+        options = [{"split": "train"}, {"split": "test"}]
+    try:
+        sets = [known[name](root=str(root), **option) for option in options]
+        pairs = [_torchvision_part(part, size, f"torchvision:{name}") for part in sets]
+    except (RuntimeError, OSError, ValueError, TypeError, ImportError, LookupError, AssertionError) as error:
+        calls = "; ".join(
+            f"D.{name}({str(root)!r}, {key}={value!r}, download=True)"
+            for option in options
+            for key, value in option.items()
+        )
+        raise UserError(
+            f"Cannot load torchvision:{name} from {root} ({first_line(error)}). To fetch it: "
+            f'python -c "import torchvision.datasets as D; {calls or f"D.{name}({str(root)!r}, download=True)"}"'
+        ) from None
+    names = tuple(str(key) for key in getattr(sets[0], "classes", None) or ())
+    return Found(pairs[0], pairs[1] if len(pairs) == 2 else None, names)
+
+
+def _torchvision_part(part: Any, size: int, where: str) -> Pair:
+    x, y = getattr(part, "data", None), getattr(part, "targets", getattr(part, "labels", None))
+    if isinstance(x, np.ndarray | torch.Tensor) and y is not None and np.ndim(y) == 1 and len(x) == len(y):
+        return np.asarray(x), np.asarray(y)
+    labels: list[Any] = []
+
+    def images() -> Iterator[tuple[str, object]]:
+        for i in range(len(part)):
+            image, label = part[i]
+            labels.append(label)
+            yield f"{where} row {i}", image
+
+    return stack(images(), size), np.asarray(labels)
+
+
+def _domain(name: str, where: str, found: Found, data: Data, rng: np.random.Generator) -> Domain:
+    """The checked data set: images (N, C, H, W), labels 0 .. K-1, and a test part."""
+    pairs = {"train": found.train, "test": found.test}
+    xs, ys = [], []
+    for part, pair in pairs.items():
+        if pair is None:
+            continue
+        y = _labels(pair[1], f"{where} ({part})")
+        if not len(pair[0]) or len(pair[0]) != len(y):
+            raise UserError(
+                f"{where}: the {part} part has {len(pair[0])} samples and {len(y)} labels. There must be one label per "
+                "sample, and at least one sample."
+            )
+        xs.append(_samples(np.asarray(pair[0]), f"{where} ({part})", data))
+        ys.append(y)
+    if xs[0].shape[1:] != xs[-1].shape[1:]:
+        raise UserError(
+            f"{where}: training samples have shape {xs[0].shape[1:]}, test samples {xs[-1].shape[1:]}. "
+            "For images, set data.size and data.channels; else save both alike."
+        )
+    ys, class_names = _number(ys, found.class_names, where)
+    ids = found.ids
+    if len(xs) == 1:
+        train, test = _split(ys[0], data.test_fraction, rng)
+        if not len(test):
+            raise UserError(
+                f"{where} has no class with two samples, so no test part can be held back. Give x_test, y_test."
+            )
+        xs, ys = [xs[0][train], xs[0][test]], [ys[0][train], ys[0][test]]
+        ids = {column: (owners[train], owners[test]) for column, (owners, _) in ids.items()}
+    kept = {column: (first, second) for column, (first, second) in ids.items() if second is not None}
+    return Domain(name, xs[0], ys[0], xs[1], ys[1], class_names, kept)
+
+
+def _labels(y: np.ndarray, where: str) -> np.ndarray:
+    y = np.asarray(y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.dtype.kind not in "biu":
+        raise UserError(
+            f"{where}: labels must be one whole number per sample, got {y.dtype} of shape {y.shape}. "
+            "Save them as an integer array (N,)."
+        )
+    return y.astype(np.int64)
+
+
+def _number(ys: list[np.ndarray], names: tuple[str, ...], where: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Labels as 0 .. K-1 and the names of the classes."""
+    values = np.unique(np.concatenate(ys))
+    if len(set(names)) < len(names):
+        raise UserError(f"{where}: class_names repeats a name. Give each class a name of its own.")
+    # Labels that fit count the names from 0, so a class without samples keeps its place.
+    if names and values[0] >= 0 and values[-1] < len(names):
+        return ys, names
+    if names and len(names) != len(values):
+        raise UserError(
+            f"{where}: there are {len(names)} class names, but labels from {values[0]} to {values[-1]} ({len(values)} "
+            "different). Give one name per class."
+        )
+    return [np.searchsorted(values, y) for y in ys], names or tuple(str(value) for value in values)
+
+
+def _samples(x: np.ndarray, where: str, data: Data) -> np.ndarray:
+    """uint8 images as uint8 (N, C, H, W), all else as float32."""
+    if x.ndim < 2 or not x[0].size or x.dtype.kind not in "biuf":
+        raise UserError(
+            f"{where}: samples must be numbers of shape (N, features), (N, H, W) or (N, H, W, C), all of one size, got "
+            f"{x.dtype} of shape {x.shape}. Save them so."
+        )
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype != np.uint8 or x.ndim != 4:
+        with np.errstate(over="ignore"):  # too big for float32 becomes inf, which is reported below
+            x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise UserError(f"{where}: samples hold NaN or infinite values. Remove or replace those before saving.")
+    if (data.size or data.channels) and (x.ndim != 4 or x.shape[1] not in (1, 3)):
+        raise UserError(
+            f"{where}: data.size and data.channels are for images, but samples have shape {x.shape[1:]}. "
+            "Leave both at 0."
+        )
+    if data.channels == 3 and x.shape[1] == 1:
+        x = np.repeat(x, 3, axis=1)
+    elif data.channels == 1 and x.shape[1] == 3:
+        grey = np.einsum("nchw,c->nhw", x, GREY)[:, None]
+        x = np.rint(grey).astype(np.uint8) if x.dtype == np.uint8 else grey
+    return _resize(np.ascontiguousarray(x), data.size) if data.size else np.ascontiguousarray(x)
+
+
+def _resize(x: np.ndarray, size: int) -> np.ndarray:
+    if x.shape[2:] == (size, size):
+        return x
+    out = np.empty((*x.shape[:2], size, size), x.dtype)
+    for start in range(0, len(x), 1024):  # in pieces: the whole set as float32 may not fit in memory
+        piece = torch.from_numpy(x[start : start + 1024].astype(np.float32))
+        piece = torch.nn.functional.interpolate(piece, (size, size), mode="bilinear", antialias=True)
+        out[start : start + 1024] = (piece.round().clamp(0, 255) if x.dtype == np.uint8 else piece).numpy()
+    return out
+
+
+def _split(y: np.ndarray, fraction: float, rng: np.random.Generator) -> Pair:
+    """Indices of the train and of the test samples, class by class; a class of one sample stays in train."""
+    held = []
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        if len(members) > 1:
+            held.append(members[: min(max(1, round(len(members) * fraction)), len(members) - 1)])
+    test = np.sort(np.concatenate(held)) if held else np.array([], np.int64)
+    return np.setdiff1d(np.arange(len(y)), test), test
+
+
+def _same_classes(domains: list[Domain]) -> list[Domain]:
+    """Domains with one order of classes: matched by name, or by number where one side has numbers only."""
+
+    def numbered(domain: Domain) -> bool:
+        return domain.class_names == tuple(str(k) for k in range(domain.classes))
+
+    first = next((domain for domain in domains if not numbered(domain)), domains[0])
+    aligned = []
+    for domain in domains:
+        if set(domain.class_names) == set(first.class_names):
+            order = np.array([first.class_names.index(name) for name in domain.class_names])
+            domain = replace(domain, y_train=order[domain.y_train], y_test=order[domain.y_test])
+        elif domain.classes != first.classes or not numbered(domain):
+            raise UserError(
+                f"Domains must have the same classes, but {first.name} has {first.classes} ({_some(first)}) and "
+                f"{domain.name} has {domain.classes} ({_some(domain)}). "
+                "Use sources of one task, or give them equal class_names."
+            )
+        aligned.append(replace(domain, class_names=first.class_names))
+    return aligned
+
+
+def _some(domain: Domain) -> str:
+    return ", ".join(domain.class_names[:4]) + (", ..." if domain.classes > 4 else "")

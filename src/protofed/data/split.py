@@ -1,0 +1,181 @@
+"""The outcome of a partition: who has what. It is saved with a run, checked, and used again by other runs."""
+
+import hashlib
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protofed.atomic import write_atomically
+from protofed.data.domain import Domain
+from protofed.errors import UserError
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """The sha256 of integer arrays: lengths and values as 8-byte little-endian numbers, so every platform agrees."""
+    total = hashlib.sha256()
+    for array in arrays:
+        # The length goes first: else moving a number from one array to the next would not change the digest.
+        total.update(np.array([array.size], dtype="<i8").tobytes())
+        total.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return total.hexdigest()
+
+
+def fingerprint(domains: Sequence[Domain]) -> str:
+    """The sha256 of every domain's labels and shapes: enough to see that row numbers mean the same samples."""
+    return digest(
+        array
+        for domain in domains
+        for array in (
+            np.array(domain.x_train.shape),
+            np.array(domain.x_test.shape),
+            domain.y_train,
+            domain.y_test,
+            np.array([domain.classes]),
+        )
+    )
+
+
+def _flat(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """All rows one after another, and the offsets (clients + 1,) at which each client's begin and end."""
+    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+    return np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64), offsets
+
+
+def _cut(flat: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, ...]:
+    if offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+        raise ValueError("offsets do not fit the rows")
+    return tuple(np.split(flat, offsets[1:-1]))
+
+
+# No __eq__: comparing tuples of arrays raises; two splits are the same when their hashes are.
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Who has what: for each client its domain and the row numbers of its train and test samples there."""
+
+    domain: np.ndarray
+    """(clients,) int64: the number of each client's domain."""
+    train: tuple[np.ndarray, ...]
+    """One int64 array of rows of the domain's train part per client."""
+    test: tuple[np.ndarray, ...]
+    """One int64 array of rows of the domain's test part per client. Where a partition holds samples back for testing,
+    the numbers go on through the train part: row len(y_test) + r is train row r. So who forgets it gets an IndexError,
+    never another sample."""
+    notes: tuple[str, ...] = ()
+    """Warnings worth showing to the user."""
+    fingerprint: str = ""
+    """Of the data the split was made for; empty: not known, and then not checked."""
+
+    def __post_init__(self) -> None:
+        if not len(self.domain) == len(self.train) == len(self.test):
+            raise ValueError("a split has one domain, one train part and one test part per client")
+        # Frozen, so past __setattr__: whatever integers came in, int64 is kept.
+        object.__setattr__(self, "domain", np.asarray(self.domain, dtype=np.int64))
+        object.__setattr__(self, "train", tuple(np.asarray(rows, dtype=np.int64) for rows in self.train))
+        object.__setattr__(self, "test", tuple(np.asarray(rows, dtype=np.int64) for rows in self.test))
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of who has what; the notes and the fingerprint do not count."""
+        return digest((self.domain, *self.train, *self.test))
+
+    def counts(self, domains: Sequence[Domain]) -> np.ndarray:
+        """Train samples (clients, classes)."""
+        classes = max(domain.classes for domain in domains)
+        rows = [
+            np.bincount(domains[d].y_train[part], minlength=classes)
+            for d, part in zip(self.domain, self.train, strict=True)
+        ]
+        return np.stack(rows).astype(np.int64)
+
+    def arrays(self, domains: Sequence[Domain], client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """One client's x_train, y_train, x_test, y_test (copies), held-back test samples included."""
+        domain, train, test = domains[self.domain[client]], self.train[client], self.test[client]
+        own, held = test[test < len(domain.y_test)], test[test >= len(domain.y_test)] - len(domain.y_test)
+        return (
+            domain.x_train[train],
+            domain.y_train[train],
+            np.concatenate([domain.x_test[own], domain.x_train[held]]),
+            np.concatenate([domain.y_test[own], domain.y_train[held]]),
+        )
+
+    def save(self, path: str | Path, domains: Sequence[Domain] | None = None) -> None:
+        """One .npz without pickles, whole or not at all, with the fingerprint of `domains` where they are given."""
+        train, train_offsets = _flat(self.train)
+        test, test_offsets = _flat(self.test)
+        content = io.BytesIO()
+        np.savez_compressed(
+            content,
+            domain=self.domain,
+            train=train,
+            train_offsets=train_offsets,
+            test=test,
+            test_offsets=test_offsets,
+            notes=np.array(self.notes, dtype=np.str_),
+            fingerprint=np.array(fingerprint(domains) if domains is not None else self.fingerprint),
+            hash=np.array(self.hash),
+        )
+        write_atomically(Path(path), content.getvalue())
+
+    @staticmethod
+    def load(path: str | Path) -> "Split":
+        """Read what `save` wrote; a file that is missing, damaged or changed is a UserError."""
+        if not Path(path).is_file():
+            raise UserError(f"There is no split at {path}. Give the partition.npz of a run, or make a new split.")
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                split = Split(
+                    domain=stored["domain"],
+                    train=_cut(stored["train"], stored["train_offsets"]),
+                    test=_cut(stored["test"], stored["test_offsets"]),
+                    notes=tuple(str(note) for note in stored["notes"]),
+                    fingerprint=str(stored["fingerprint"]),
+                )
+                expected = str(stored["hash"])
+        except Exception as error:  # zip, zlib and numpy each raise their own on a damaged file; the remedy is one
+            raise UserError(
+                f"The split at {path} cannot be read ({type(error).__name__}). "
+                "Copy it again from its run, or make a new one."
+            ) from error
+        if split.hash != expected:
+            raise UserError(
+                f"The split at {path} was changed after it was written: its hash is {split.hash[:12]}, "
+                f"the file says {expected[:12]}. Copy it again from its run, or make a new one."
+            )
+        return split
+
+    def check(self, domains: Sequence[Domain], clients: int) -> None:
+        """A UserError unless this split was made for this data and this number of clients."""
+        if self.clients != clients:
+            raise UserError(
+                f"The split has {self.clients} clients, but clients = {clients}. Set clients = {self.clients}, "
+                "or make a new split."
+            )
+        here = fingerprint(domains)
+        if self.fingerprint and self.fingerprint != here:
+            raise UserError(
+                f"The split was made for other data: fingerprint {self.fingerprint[:12]}, but the data here has "
+                f"{here[:12]}. Use the data settings of the run it came from, or make a new split."
+            )
+        for client in range(clients):
+            d = int(self.domain[client])
+            if not 0 <= d < len(domains):
+                raise UserError(
+                    f"The split gives client {client} domain {d}, but the data has {len(domains)}. Make a new split."
+                )
+            train, test = len(domains[d].y_train), len(domains[d].y_test)
+            for part, rows, size in (
+                ("train", self.train[client], train),
+                ("test", self.test[client], test + train),
+            ):
+                if len(rows) and not 0 <= rows.min() <= rows.max() < size:
+                    raise UserError(
+                        f"The split gives client {client} {part} rows {rows.min()} to {rows.max()}, but "
+                        f"{domains[d].name} has rows 0 to {size - 1}. Make a new split for this data."
+                    )

@@ -1,0 +1,185 @@
+"""The reference engine: one client after another. Slow, obvious, always right."""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from protofed import local
+from protofed.data.federation import CHUNK, Federation, Samples
+from protofed.engines import Trained
+from protofed.engines.wire import Size, measure
+from protofed.errors import UserError
+from protofed.method import Client, Method, Spec, Tree
+from protofed.metrics import Tally, add, tally
+from protofed.models.functional import FunctionalModel, fresh, state
+from protofed.ops import random
+from protofed.ops.optim import Optimizer
+from protofed.ops.trees import alone, deal, merge
+
+Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
+
+
+class ReferenceEngine:
+    """Clients in turn, their states in memory."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        builders: Sequence[tuple[str, Build]],  # per client: the name of its model, and how to build it
+        optimizer: Optimizer,
+        *,
+        seed: int,
+        local_epochs: int,
+        init: str,
+    ) -> None:
+        self.federation, self.optimizer = federation, optimizer
+        self.seed, self.local_epochs, self.init = seed, local_epochs, init
+        self.clients: dict[int, Client] = {}
+        self._builders = builders
+        self._models: dict[str, FunctionalModel] = {}
+        self._common: dict[str, Spec] = {}
+        self.architectures = [self._architecture(client) for client in range(federation.clients)]
+        self._refuse_lonely_samples()
+
+    def _architecture(self, client: int) -> str:
+        """The model's name, with the input's shape where the clients' inputs differ."""
+        name, build = self._builders[client]
+        shape = self.federation.shape(client)
+        if len(set(self.federation.shapes)) > 1:
+            name = f"{name} for {'x'.join(map(str, shape))}"
+        if name not in self._models:
+            spec, module = self._build(name, build, shape, random.seed(self.seed, "init", "common"))
+            self._models[name] = FunctionalModel(module)
+            self._common[name] = spec
+        return name
+
+    def _build(self, name: str, build: Build, shape: tuple[int, ...], seed: int) -> tuple[Spec, nn.Module]:
+        module: Any = fresh(lambda: build(shape, self.federation.classes), seed)
+        params, buffers = tree_map(lambda t: t.to(self.federation.device), state(module))
+        return Spec(name, self.federation.classes, module.dim, params, buffers, seed, self.federation.clients), module
+
+    def _refuse_lonely_samples(self) -> None:
+        """BatchNorm cannot train on a batch of one sample whose map is one pixel."""
+        for name, model in self._models.items():
+            members = [i for i, architecture in enumerate(self.architectures) if architecture == name]
+            if model.trains_on_one(self.federation.shape(members[0])):
+                continue
+            for client in members:
+                if self.federation.smallest_batch(client) == 1:
+                    raise UserError(
+                        f"batch_size = {self.federation.batch_size} leaves client {client} a batch of one sample, on "
+                        f"which {name} (BatchNorm) cannot train. Use drop_last = true, or another batch_size."
+                    )
+
+    def specs(self) -> list[Spec]:
+        return list(self._common.values())
+
+    def client(self, method: Method, number: int) -> Client:
+        """A client's state: what it kept, or what it starts from."""
+        if number in self.clients:
+            return self.clients[number]
+        name = self.architectures[number]
+        if self.init == "common":
+            return method.init_client(self._common[name]._replace(seed=random.seed(self.seed, "client", number)))
+        seed = random.seed(self.seed, "init", number)
+        spec, _ = self._build(name, self._builders[number][1], self.federation.shape(number), seed)
+        return method.init_client(spec)
+
+    def counts(self, cohort: Sequence[int]) -> Tensor:
+        return self.federation.counts[list(cohort)].cpu()
+
+    def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        down = method.broadcast(server, torch.tensor(cohort))
+        lr = self.optimizer.rate(round)
+        updates: list[local.Update] = []
+        sent = received = Size(0, 0)
+        for row, number in enumerate(cohort):
+            mine = deal(down, row)
+            update = local.local_update(
+                method,
+                self._models[self.architectures[number]],
+                self.optimizer,
+                self.client(method, number),
+                self.federation.local(number, round),
+                lambda epoch, number=number: self.federation.epoch(number, round, epoch),  # type: ignore[misc]
+                mine,
+                lr,
+                self.local_epochs,
+            )
+            updates.append(update)
+            sent, received = sent + measure(update.up), received + measure(mine)
+        return Trained(
+            up=reduce(merge, (alone(update.up) for update in updates)),
+            clients={number: update.client for number, update in zip(cohort, updates, strict=True)},
+            losses=[update.loss for update in updates],
+            sent=sent,
+            received=received,
+        )
+
+    def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> dict[int, Client]:
+        phases = method.last_phases()
+        if not phases:
+            return {}
+        down = method.broadcast(server, torch.tensor(cohort))
+        finished = {}
+        for row, number in enumerate(cohort):
+            model, mine = self._models[self.architectures[number]], deal(down, row)
+            data = self.federation.local(number, round)
+            client = method.last_receive(model, self.client(method, number), data, mine)
+            finished[number], _, _ = local.train(
+                method,
+                model,
+                self.optimizer,
+                phases,
+                client,
+                lambda epoch, number=number: self.federation.epoch(number, round, epoch),  # type: ignore[misc]
+                mine,
+                data.key,
+                self.optimizer.rate(round),
+                self.local_epochs,
+            )
+        return finished
+
+    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
+        down = method.broadcast(server, torch.tensor(cohort))
+        tallies = []
+        for row, number in enumerate(cohort):
+            client = method.global_client(server) if who == "global" else self.client(method, number)
+            if client is None:
+                raise ValueError(f"{type(method).__name__} has no global model")
+            samples = self.federation.test(number)
+            if on == "global":
+                samples = self.federation.global_test(self.federation.domain(number))
+            own = self.federation.counts[number] > 0
+            model = self._models[self.architectures[number]]
+            tallies.append(self._count(method, model, client, samples, deal(down, row), own))
+        return tallies
+
+    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+        client = method.global_client(server)
+        if client is None:
+            return None
+        number = 0  # a method with a global model serves one architecture, so any client's will do
+        down = deal(method.broadcast(server, torch.tensor([number])), 0)
+        model = self._models[self.architectures[number]]
+        own = torch.ones(self.federation.classes, dtype=torch.bool, device=self.federation.device)
+        parts = [
+            self._count(method, model, client, self.federation.global_test(domain), down, own)
+            for domain, shape in enumerate(self.federation.shapes)
+            if shape == self.federation.shape(number)
+        ]
+        return reduce(add, parts)
+
+    @torch.no_grad()
+    def _count(
+        self, method: Method, model: FunctionalModel, client: Client, samples: Samples, down: Tree, own: Tensor
+    ) -> Tally:
+        parts = [
+            tally(method.predict(model, client, x, down), y, own)
+            for x, y in zip(samples.x.split(CHUNK), samples.y.split(CHUNK), strict=True)
+        ]
+        return reduce(add, parts)

@@ -1,0 +1,122 @@
+"""Trees of tensors as bytes: one safetensors file with names, types and shapes, and nothing pickled.
+
+The same form is a message, and a file of a checkpoint. Rows of weight 0 in a Mean (classes a client does not hold) are
+not sent.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from protofed.method import Client, Each, Mean, Tree
+
+
+class Size(NamedTuple):
+    """What a message costs."""
+
+    bytes: int  # as serialised
+    params: int  # numbers of models and prototypes, as the papers count: no counts, indices or buffers
+
+    def __add__(self, other: "Size") -> "Size":  # type: ignore[override]
+        return Size(self.bytes + other.bytes, self.params + other.params)
+
+
+def encode(tree: Tree) -> bytes:
+    """A tree of tensors as bytes."""
+    tensors: dict[str, Tensor] = {}
+    shape = _flatten(tree, "", tensors)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(contiguous, metadata={"tree": json.dumps(shape, separators=(",", ":"))})
+
+
+def decode(message: bytes) -> Tree:
+    """The tree that was encoded; ValueError where the bytes are no such thing."""
+    try:
+        length = int.from_bytes(message[:8], "little")
+        header = json.loads(message[8 : 8 + length])
+        shape = json.loads(header["__metadata__"]["tree"])
+        return _unflatten(shape, "", load(message))
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise ValueError(f"not a tree of tensors: {error}") from error
+
+
+def measure(tree: Tree) -> Size:
+    """What encoding this would cost; the bytes are counted on zeros of the same shapes, once for each form."""
+    tensors: dict[str, Tensor] = {}
+    shape = _flatten(tree, "", tensors)
+    if not tensors:
+        return Size(0, 0)  # nothing is sent
+    form = tuple((name, tuple(t.shape), t.dtype) for name, t in tensors.items())
+    return _measure(json.dumps(shape, separators=(",", ":")), form)
+
+
+@lru_cache(maxsize=4096)
+def _measure(shape: str, form: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> Size:
+    zeros = {name: torch.zeros(size, dtype=dtype) for name, size, dtype in form}
+    counted = (
+        zeros[name].numel()
+        for name, _, dtype in form
+        if dtype.is_floating_point and "#" not in name and "buffers" not in name.split("/")
+    )
+    return Size(len(save(zeros, metadata={"tree": shape})), sum(counted))
+
+
+def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Collect the tensors by name; what remains is the tree's shape, as JSON."""
+    if isinstance(tree, Tensor):
+        tensors[path] = tree
+        return None
+    if isinstance(tree, Mean):
+        return {"mean": _flatten_mean(tree, path, tensors)}
+    if isinstance(tree, Each):
+        return {"each": _flatten(tree.rows, path, tensors)}
+    if isinstance(tree, Client):
+        return {"client": _flatten(tree._asdict(), path, tensors)}
+    if isinstance(tree, dict):
+        return {"dict": {str(key): _flatten(part, f"{path}/{key}", tensors) for key, part in tree.items()}}
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_flatten(part, f"{path}/{i}", tensors) for i, part in enumerate(tree)]}
+    raise TypeError(f"only tensors travel, in dicts, lists, tuples, Mean, Each and Client; {path} is {type(tree)}")
+
+
+def _flatten_mean(mean: Mean, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A Mean with a weight per row keeps the rows that have any, and their numbers."""
+    present = mean.weight > 0
+    if mean.weight.ndim == 0 or not isinstance(mean.total, Tensor) or bool(present.all()):
+        tensors[f"{path}#n"] = mean.weight
+        return {"total": _flatten(mean.total, path, tensors)}
+    count = mean.weight.numel()
+    smallest = torch.uint8 if count <= 256 else torch.int16 if count <= 32768 else torch.int32
+    tensors[f"{path}#i"] = present.flatten().nonzero().flatten().to(smallest)
+    tensors[f"{path}#n"] = mean.weight[present]
+    tensors[path] = mean.total[present]
+    return {"rows": list(mean.weight.shape)}
+
+
+def _unflatten(shape: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
+    if shape is None:
+        return tensors[path]
+    ((kind, inner),) = shape.items()
+    if kind == "mean" and "rows" in inner:
+        rows, weight = tensors[path], tensors[f"{path}#n"]
+        index = tensors[f"{path}#i"].long()
+        flat = torch.zeros(int(torch.Size(inner["rows"]).numel()), dtype=weight.dtype)
+        total = torch.zeros(len(flat), *rows.shape[1:], dtype=rows.dtype)
+        flat[index], total[index] = weight, rows
+        return Mean(total.reshape(*inner["rows"], *rows.shape[1:]), flat.reshape(inner["rows"]))
+    if kind == "mean":
+        return Mean(_unflatten(inner["total"], path, tensors), tensors[f"{path}#n"])
+    if kind == "each":
+        return Each(_unflatten(inner, path, tensors))
+    if kind == "client":
+        return Client(**_unflatten(inner, path, tensors))
+    if kind == "dict":
+        return {key: _unflatten(part, f"{path}/{key}", tensors) for key, part in inner.items()}
+    parts = [_unflatten(part, f"{path}/{i}", tensors) for i, part in enumerate(inner)]
+    return parts if kind == "list" else tuple(parts)

@@ -1,0 +1,270 @@
+"""One experiment: a TOML file and overrides in, a typed and validated object out."""
+
+import copy
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+import torch
+from annotated_types import Ge, Gt, Le
+from pydantic import StringConstraints
+
+from protofed import schema
+from protofed.data.partition import PARTITIONS
+from protofed.data.sources import Data
+from protofed.errors import UserError, nearest
+from protofed.method import Method
+from protofed.methods import METHODS
+from protofed.models import MODELS
+from protofed.ops.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """How clients are run (the [engine] section)."""
+
+    name: Literal["reference"] = "reference"
+    """One client after another."""
+    threads: Annotated[int, Ge(0)] = 0
+    """Threads of torch on the CPU; 0 takes one for small models and all cores for large ones."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When what is measured (the [evaluate] section): every so many rounds; 0 is only after the last."""
+
+    own: Annotated[int, Ge(0)] = 1
+    """The round's clients on their own test sets."""
+    gm: Annotated[int, Ge(0)] = 1
+    """The global model, where there is one, on the global test set (FedNH's GM)."""
+    pm: Annotated[int, Ge(0)] = 0
+    """The round's clients on the global test set (FedNH's PM(V) and PM(L)); costs clients x test samples."""
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """One architecture of the [model] section, with its fields."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Tells apart two choices of one model with different fields."""
+        given = {key: value for key, value in self.options.items() if value != schema.fields(MODELS[self.name])[key][1]}
+        return self.name + (f"({', '.join(f'{k}={v}' for k, v in given.items())})" if given else "")
+
+    def __call__(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        return MODELS[self.name](shape, classes, **self.options)
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The keys outside of any section."""
+
+    seed: Annotated[int, Ge(0)] = 0
+    """Every random number of the run follows from it."""
+    rounds: Annotated[int, Ge(1)] = 50
+    """Communication rounds."""
+    clients: Annotated[int, Ge(1)] = 20
+    """How many there are."""
+    participation: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of the clients that take part in a round, at least one, drawn anew each round."""
+    local_epochs: Annotated[int, Ge(1)] = 1
+    """Passes over its data that a client trains in a round."""
+    batch_size: Annotated[int, Ge(1)] = 8
+    """Samples in a training step."""
+    drop_last: bool = False
+    """Leave out a last batch that is not full (the papers' code does); a client's only batch always stays."""
+    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+
+@dataclass(frozen=True)
+class Experiment(Scalars):
+    """All that defines a run."""
+
+    method: Method = field(default_factory=METHODS["fedproto"])
+    model: tuple[ModelChoice, ...] = (ModelChoice("cnn_digits"),)
+    data: Data = field(default_factory=Data)
+    partition: Any = field(default_factory=PARTITIONS["nway_kshot"])
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    engine: EngineChoice = field(default_factory=EngineChoice)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+
+    @classmethod
+    def load(cls, source: str | Path, *overrides: str) -> "Experiment":
+        """From a file, or the name of a shipped one ("fedproto/mnist_n3"), with "key.sub=value" overrides."""
+        path = find(source)
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not valid TOML: {error}.") from None
+        return cls.from_dict(override(raw, overrides))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "Experiment":
+        """From the tables of a file."""
+        raw = dict(raw)
+        sections = {name: raw.pop(name, {}) for name in SECTIONS}
+        for name, section in sections.items():
+            if isinstance(section, str):
+                sections[name] = {"name": section}
+            elif not isinstance(section, dict) and not (name == "model" and isinstance(section, list)):
+                raise UserError(f"{name} = {section!r} should be a table: write [{name}] and its keys below it.")
+        for key, value in raw.items():
+            if key not in schema.fields(Scalars):
+                raise UserError(f"unknown key {key} = {value!r}. {nearest(key, [*schema.fields(Scalars), *SECTIONS])}")
+        return cls(
+            **schema.check("", Scalars, raw),
+            method=_method(sections["method"]),
+            model=_models(sections["model"]),
+            data=Data(**schema.check("data", Data, sections["data"])),
+            partition=_named("partition", PARTITIONS, sections["partition"], "nway_kshot"),
+            optimizer=Optimizer(**schema.check("optimizer", Optimizer, sections["optimizer"])),
+            engine=EngineChoice(**schema.check("engine", EngineChoice, sections["engine"])),
+            evaluate=Evaluate(**schema.check("evaluate", Evaluate, sections["evaluate"])),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its value, as `from_dict` takes it."""
+        scalars = {f.name: getattr(self, f.name) for f in fields(Scalars)}
+        if all(choice.options == self.model[0].options for choice in self.model):
+            names = [choice.name for choice in self.model]
+            model: Any = {"name": names[0] if len(names) == 1 else names, **self.model[0].options}
+        else:
+            model = [{"name": choice.name, **choice.options} for choice in self.model]
+        return scalars | {
+            "method": _table(METHODS, self.method),
+            "model": model,
+            "data": _table({}, self.data),
+            "partition": _table(PARTITIONS, self.partition),
+            "optimizer": _table({}, self.optimizer),
+            "engine": _table({}, self.engine),
+            "evaluate": _table({}, self.evaluate),
+        }
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+    @property
+    def method_name(self) -> str:
+        return next(name for name, kind in METHODS.items() if kind is type(self.method))
+
+    def model_of(self, client: int) -> ModelChoice:
+        """The list of models is dealt in blocks: of three models, the first third of the clients gets the first."""
+        return self.model[client * len(self.model) // self.clients]
+
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(self.device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"device = {self.device!r}, but torch sees {torch.cuda.device_count()} GPUs here. Use device = 'cpu'."
+            )
+        return device
+
+
+SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate")
+NAMED = ("method", "model", "partition")  # their keys depend on their name
+
+
+def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Apply "key.sub=value". Naming another method, model or partition starts from that one's own defaults."""
+    result = copy.deepcopy(dict(raw))
+    pairs = [_pair(text) for text in overrides]
+    for keys, value in pairs:
+        section, is_name = keys[0], keys[1:] == ["name"] or keys == [keys[0]]
+        if section in NAMED and is_name and _name(result.get(section)) != value:
+            result[section] = {"name": value}
+    for keys, value in pairs:
+        if len(keys) == 1 and keys[0] in SECTIONS and not isinstance(value, dict):
+            keys = [keys[0], "name"]
+        table: Any = result
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if isinstance(table, str):
+                raise UserError(f"{'.'.join(keys)} cannot be set: {key} is not a table.")
+            if isinstance(table, list):
+                raise UserError(f"{'.'.join(keys)} cannot be set: the file gives several tables [[{key}]].")
+        table[keys[-1]] = value
+    return result
+
+
+def _pair(text: str) -> tuple[list[str], Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{text!r} is not an override: write key=value, such as method.lam=0.5 or rounds=10.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    return key.strip().split("."), parsed
+
+
+def _name(section: Any) -> Any:
+    return section.get("name") if isinstance(section, dict) else section
+
+
+def _named(section: str, registry: Mapping[str, Any], raw: Mapping[str, Any], default: str) -> Any:
+    name = raw.get("name", default)
+    if not isinstance(name, str) or name not in registry:
+        raise UserError(f"{section}.name = {name!r} is unknown. {nearest(str(name), registry)}")
+    kind = registry[name]
+    return kind(**schema.check(section, kind, {k: v for k, v in raw.items() if k != "name"}))
+
+
+def _method(raw: Mapping[str, Any]) -> Method:
+    method: Method = _named("method", METHODS, raw, "fedproto")
+    if method.inference not in method.scores:
+        name = raw.get("name", "fedproto")
+        raise UserError(
+            f"method.inference = {method.inference!r}, but {name} has no prototypes. Use method.inference = 'head'."
+        )
+    return method
+
+
+def _models(raw: Any) -> tuple[ModelChoice, ...]:
+    tables = raw if isinstance(raw, list) else [raw]
+    choices = []
+    for table in tables:
+        if not isinstance(table, dict):
+            raise UserError(f"model = {raw!r} should be a table [model], or several [[model]].")
+        named = table.get("name", "cnn_digits")
+        options = {key: value for key, value in table.items() if key != "name"}
+        for name in named if isinstance(named, list) else [named]:
+            if not isinstance(name, str) or name not in MODELS:
+                raise UserError(f"model.name = {name!r} is unknown. {nearest(str(name), MODELS)}")
+            choices.append(ModelChoice(name, schema.check("model", MODELS[name], options)))
+    if not choices:
+        raise UserError("model.name = [] names no model. Name one, or a list that is dealt to the clients.")
+    return tuple(choices)
+
+
+def _table(registry: Mapping[str, Any], section: Any) -> dict[str, Any]:
+    names = [key for key, kind in registry.items() if kind is type(section)]
+    return {"name": names[0], **asdict(section)} if names else asdict(section)
+
+
+def configs() -> Path:
+    """Where the shipped experiments lie: in the package, or beside it in a checkout."""
+    here = Path(__file__).parent
+    return next((p for p in (here / "configs", here.parent.parent / "configs") if p.is_dir()), here / "configs")
+
+
+def shipped() -> list[str]:
+    """Names of the shipped experiments."""
+    return sorted(p.relative_to(configs()).with_suffix("").as_posix() for p in configs().rglob("*.toml"))
+
+
+def find(source: str | Path) -> Path:
+    """The file of an experiment, given by path or by name."""
+    for path in (Path(source), configs() / f"{source}.toml"):
+        if path.is_file():
+            return path
+    hint = nearest(str(source).removeprefix("configs/").removesuffix(".toml"), shipped())
+    raise UserError(f"there is no experiment {str(source)!r}, neither as a file nor as a shipped one. {hint}")

@@ -1,0 +1,114 @@
+"""One client's round. Every engine trains by these functions and by no other."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from protofed.method import Batch, Client, LocalData, Mean, Method, Phase, Tree
+from protofed.models.functional import FunctionalModel
+from protofed.ops import optim, random
+from protofed.ops.trees import total, under
+
+
+class Update(NamedTuple):
+    """What comes of one client's round."""
+
+    up: Tree
+    client: Client
+    loss: Mean  # over all samples of all its steps
+
+
+class Step(NamedTuple):
+    """What comes of one training step."""
+
+    client: Client
+    moments: optim.Moments
+    loss: Tensor
+    seen: Tree
+
+
+def train_step(
+    method: Method,
+    model: FunctionalModel,
+    optimizer: optim.Optimizer,
+    phase: Phase,
+    client: Client,
+    moments: optim.Moments,
+    batch: Batch,
+    down: Tree,
+    key: Tensor,
+    lr: float | Tensor,
+) -> Step:
+    """One step of one client on one batch."""
+    loss_of = phase.loss or method.loss
+    trained = under(client.params, phase.trains)
+
+    def objective(trained: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tree, dict[str, Tensor]]]:
+        training = model.training(client.buffers, key)
+        loss = loss_of(training, client._replace(params=client.params | trained), batch, down)
+        value, seen = loss if isinstance(loss, tuple) else (loss, ())
+        return value, (value, seen, training.buffers)
+
+    grads, (value, seen, buffers) = grad(objective, has_aux=True)(trained)
+    trained, moments = optim.update(optimizer, trained, grads, moments, lr, phase.plain)
+    return Step(client._replace(params=client.params | trained, buffers=buffers), moments, value, seen)
+
+
+def train(
+    method: Method,
+    model: FunctionalModel,
+    optimizer: optim.Optimizer,
+    phases: Iterable[Phase],
+    client: Client,
+    epoch_batches: Callable[[int], Iterable[Batch]],
+    down: Tree,
+    key: Tensor,
+    lr: float,
+    local_epochs: int,
+) -> tuple[Client, Mean, Tree]:
+    """All phases of local training: the trained client, the mean loss, and what was seen in the last epoch."""
+    epoch = steps = 0
+    losses: list[Tensor] = []
+    sizes: list[Tensor] = []
+    seen: list[Tree] = []
+    for phase in phases:
+        moments = optim.init(optimizer, under(client.params, phase.trains), phase.plain)
+        rate = lr if phase.lr is None else phase.lr
+        for _ in range(local_epochs if phase.epochs is None else phase.epochs):
+            seen = []
+            for batch in epoch_batches(epoch):
+                at = random.fold(key, steps)
+                step = train_step(method, model, optimizer, phase, client, moments, batch, down, at, rate)
+                client, moments = step.client, step.moments
+                losses.append(step.loss)
+                sizes.append(batch.mask.sum())
+                seen.append(step.seen)
+                steps += 1
+            epoch += 1
+    if not losses:
+        return client, Mean(torch.zeros((), device=key.device), torch.zeros((), device=key.device)), ()
+    weights = torch.stack(sizes)
+    return client, Mean((torch.stack(losses) * weights).sum(), weights.sum()), total(seen)
+
+
+def local_update(
+    method: Method,
+    model: FunctionalModel,
+    optimizer: optim.Optimizer,
+    client: Client,
+    data: LocalData,
+    epoch_batches: Callable[[int], Iterable[Batch]],
+    down: Tree,
+    lr: float,
+    local_epochs: int,
+) -> Update:
+    """One client's whole round: receive, train, upload."""
+    client = method.receive(model, client, data, down)
+    client, loss, seen = train(
+        method, model, optimizer, method.phases(), client, epoch_batches, down, data.key, lr, local_epochs
+    )
+    up, client = method.upload(model, client, data._replace(seen=seen), down)
+    return Update(up, client, loss)

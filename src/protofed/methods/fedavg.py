@@ -1,0 +1,49 @@
+"""FedAvg: train the global model on every client, average the results.
+
+Communication-Efficient Learning of Deep Networks from Decentralized Data
+    McMahan et al., AISTATS 2017. https://arxiv.org/abs/1602.05629
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree, Weighting
+from protofed.ops.checks import same_shapes
+from protofed.ops.losses import cross_entropy
+from protofed.ops.trees import floating
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Average the models."""
+
+    paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
+
+    weighting: Weighting = "samples"
+    """Clients count by their number of samples (the paper), or all alike (FedProto's and FedNH's code)."""
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        same_shapes("fedavg", specs)
+
+    def init_server(self, spec: Spec) -> Tree:
+        return {"params": spec.params, "buffers": floating(spec.buffers)}
+
+    def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
+        return client._replace(params=down["params"], buffers=client.buffers | down["buffers"])
+
+    def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
+        _, logits = model(client, batch.x)
+        return batch.mean(cross_entropy(logits, batch.y))
+
+    def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
+        n = data.counts.sum()
+        weight = n if self.weighting == "samples" else (n > 0).to(n.dtype)
+        return Mean.of({"params": client.params, "buffers": floating(client.buffers)}, weight), client
+
+    def aggregate(self, server: Tree, up: Mean, cohort: Tensor) -> Tree:
+        return up.otherwise(server)
+
+    def global_client(self, server: Tree) -> Client:
+        return Client(server["params"], server["buffers"])

@@ -1,0 +1,83 @@
+"""FedProto: share class prototypes, keep the models.
+
+FedProto: Federated Prototype Learning across Heterogeneous Clients
+    Tan et al., AAAI 2022. https://arxiv.org/abs/2105.00243
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
+from protofed.ops.checks import same_width
+from protofed.ops.losses import cross_entropy
+from protofed.ops.prototypes import class_sums, distance_to_own, nearest, no_prototypes, per_client
+from protofed.ops.trees import total
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Pull embeddings towards the class prototypes of all clients; classify by the nearest prototype."""
+
+    paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
+    scores = ("head", "proto")
+
+    init: Literal["common", "per_client"] = "per_client"
+    """Initial weights: the same for all clients of one architecture, or each client its own (the paper's code)."""
+    inference: Literal["head", "proto"] = "proto"
+    """Classify by the nearest global prototype (Eq. 4) or by the client's own classifier."""
+    candidates: Literal["all", "own"] = "own"
+    """Nearest among the classes the client trains on (the paper's code), or among all."""
+    lam: Annotated[float, Ge(0)] = 1.0
+    """Weight of the pull towards the global prototypes (the paper's lambda, Eq. 7)."""
+    aggregation: Literal["mean", "weighted", "literal"] = "mean"
+    """Prototypes of clients averaged alike (the paper's code), by sample counts, or by Eq. 6 to the letter."""
+    source: Literal["clean", "inloop"] = "clean"
+    """Prototypes from a pass after training (Eq. 3), or from the last epoch's training steps (the paper's code)."""
+    absent: Literal["keep", "forget"] = "keep"
+    """A class that no client of this round holds keeps its prototype, or loses it (the paper's code)."""
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        same_width("fedproto", specs)
+
+    def init_server(self, spec: Spec) -> Mean:
+        return no_prototypes(spec.classes, spec.dim)
+
+    def loss(self, model: Model, client: Client, batch: Batch, down: Mean) -> tuple[Tensor, Tree]:
+        z, logits = model(client, batch.x)
+        supervised = cross_entropy(logits, batch.y)  # L_S
+        pull = distance_to_own(z, batch.y, down)  # R, sample by sample
+        seen = class_sums(z, batch, len(down.weight)) if self.source == "inloop" else ()
+        return batch.mean(supervised + self.lam * pull), seen
+
+    def upload(self, model: Model, client: Client, data: LocalData, down: Mean) -> tuple[Tree, Client]:
+        classes = len(down.weight)
+        if self.source == "inloop":
+            own = data.seen
+        else:
+            own = total(class_sums(model.embed(client, b.x), b, classes) for b in data.batches)  # Eq. 3
+        if self.aggregation == "mean":
+            return {"prototypes": per_client(own)}, client
+        if self.aggregation == "weighted":
+            return {"prototypes": own}, client
+        holds = (own.weight > 0).to(own.weight.dtype)
+        return {"prototypes": own, "holders": Mean(holds, torch.ones(()))}, client
+
+    def aggregate(self, server: Mean, up: Tree, cohort: Tensor) -> Mean:
+        new = up["prototypes"]
+        value = new.value  # Eq. 6
+        if self.aggregation == "literal":
+            value = value / up["holders"].total.clamp(min=1)[:, None]
+        known = (new.weight > 0).to(value.dtype)
+        if self.absent == "forget":
+            return Mean(value, known)
+        kept = torch.maximum(known, server.weight)
+        return Mean(torch.where(known[:, None] > 0, value, server.value), kept)
+
+    def predict(self, model: Model, client: Client, x: Tensor, down: Mean) -> dict[str, Tensor]:
+        z, logits = model(client, x)
+        return {"head": logits, "proto": nearest(z, down)}  # Eq. 4

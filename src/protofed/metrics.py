@@ -1,0 +1,116 @@
+"""Accuracies from counters that add: nothing is counted twice, and nothing by hand."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.method import Method
+
+
+class Correct(NamedTuple):
+    """Right answers (C,) and samples (C,) by true class."""
+
+    right: Tensor
+    count: Tensor
+
+    def __add__(self, other: "Correct") -> "Correct":  # type: ignore[override]
+        return Correct(self.right + other.right, self.count + other.count)
+
+    def accuracy(self, weight: Tensor | None = None) -> float | None:
+        """Share of right answers, classes weighted; None where there is no sample to judge by.
+
+        With FedNH's weights: all ones is GM, one for every class held is PM(V), the share of each class in the
+        training data is PM(L).
+        """
+        weight = torch.ones_like(self.count) if weight is None else weight.to(self.count)
+        samples = float((weight * self.count).sum())
+        return float((weight * self.right).sum()) / samples if samples > 0 else None
+
+    def per_class(self) -> list[float | None]:
+        return [float(r / n) if n > 0 else None for r, n in zip(self.right, self.count, strict=True)]
+
+
+Tally = dict[str, Correct]  # "head", "head_own", "proto", "proto_own"
+
+
+def tally(scores: Mapping[str, Tensor], y: Tensor, own: Tensor) -> Tally:
+    """Count right answers for every score (B, C), among all classes and among the client's own (C,)."""
+    result: Tally = {}
+    for name, score in scores.items():
+        classes = score.shape[1]
+        truth = F.one_hot(y, classes).to(torch.float64)
+        for suffix, allowed in (("", score), ("_own", score.masked_fill(~own, -torch.inf))):
+            best, guess = allowed.max(1)
+            right = ((guess == y) & torch.isfinite(best)).to(truth.dtype)  # -inf everywhere is no answer
+            result[name + suffix] = Correct(truth.T @ right, truth.sum(0))
+    return result
+
+
+def add(left: Tally, right: Tally) -> Tally:
+    return {name: left[name] + right[name] for name in left}
+
+
+class Spread(NamedTuple):
+    """How a number is spread over clients."""
+
+    mean: float | None
+    std: float | None  # of the population
+    worst10: float | None  # mean of the worst tenth, at least one client
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """Over those clients that have the number."""
+    known = np.sort([v for v in values if v is not None])
+    if not len(known):
+        return Spread(None, None, None)
+    worst = known[: max(1, math.ceil(len(known) / 10))]
+    return Spread(float(known.mean()), float(known.std()), float(worst.mean()))
+
+
+def judged_by(method: Method) -> str:
+    """The count that decides on a client's own test set."""
+    return method.inference + ("_own" if method.candidates == "own" else "")
+
+
+def own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
+    """Clients on their own test sets."""
+    main = spread([t[judged_by(method)].accuracy() for t in tallies])
+    mean = {kind: spread([t[kind].accuracy() for t in tallies]).mean for kind in tallies[0]}
+    suffix = "_own" if method.candidates == "own" else ""
+    return {
+        "accuracy_mean": main.mean,
+        "accuracy_std": main.std,
+        "accuracy_worst10": main.worst10,
+        "accuracy_head_mean": mean["head"],
+        "accuracy_head_own_mean": mean["head_own"],
+        "accuracy_proto_mean": mean.get(f"proto{suffix}"),
+        "accuracy_proto_own_mean": mean.get("proto_own"),
+        "accuracy_proto_all_mean": mean.get("proto"),
+    }
+
+
+def global_own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
+    """The global model on the clients' own test sets."""
+    return {"accuracy_global_mean": spread([t[judged_by(method)].accuracy() for t in tallies]).mean}
+
+
+def global_numbers(method: Method, tally: Tally | None) -> dict[str, Any]:
+    """The global model on the global test set: GM."""
+    by = {kind: tally[kind].accuracy() if tally and kind in tally else None for kind in ("head", "proto")}
+    return {
+        "global_accuracy": by[method.inference],
+        "global_accuracy_head": by["head"],
+        "global_accuracy_proto": by["proto"],
+    }
+
+
+def personal_numbers(method: Method, tallies: Sequence[Tally], counts: Tensor) -> dict[str, Any]:
+    """Personal models on the global test set: PM(V) counts the classes a client holds, PM(L) by how often."""
+    held = [t[method.inference].accuracy((n > 0).double()) for t, n in zip(tallies, counts, strict=True)]
+    share = [t[method.inference].accuracy(n / n.sum()) for t, n in zip(tallies, counts, strict=True)]
+    return {"pm_v": spread(held).mean, "pm_l": spread(share).mean}

@@ -1,0 +1,99 @@
+"""A module as pure functions of a client's tensors."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from protofed.method import Client, Params
+from protofed.models.layers import key_dropouts
+from protofed.ops import random
+from protofed.ops.trees import under
+
+
+def fresh(build: Any, seed: int) -> nn.Module:
+    """A module with initial weights that depend on the seed alone.
+
+    Modules draw them from torch's global generator, so it is seeded, and put back as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def state(module: nn.Module) -> tuple[Params, Params]:
+    """Parameters and buffers, detached, by name."""
+    params = {name: p.detach() for name, p in module.named_parameters()}
+    return params, {name: b.detach() for name, b in module.named_buffers()}
+
+
+class FunctionalModel:
+    """One architecture: a module with .body and .head, without tensors of its own.
+
+    Called with a client it gives embeddings and logits in evaluation mode; `training` gives it in training mode.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.eval_module = _hollow(module).eval()
+        self.train_module = _hollow(module).train()
+        self.dropouts = key_dropouts(self.train_module)
+
+    def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
+        z = self.embed(client, x, at)
+        return z, self.classify(client, z, at)
+
+    def embed(self, client: Client, x: Tensor, at: str = "") -> Tensor:
+        return self._part(self.eval_module.body, f"{at}body.", client, x)
+
+    def classify(self, client: Client, z: Tensor, at: str = "") -> Tensor:
+        return self._part(self.eval_module.head, f"{at}head.", client, z)
+
+    def training(self, buffers: Params, key: Tensor) -> "Training":
+        return Training(self, buffers, key)
+
+    def trains_on_one(self, shape: tuple[int, ...]) -> bool:
+        """Whether a training step can do with one sample: BatchNorm over one pixel cannot."""
+        if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.train_module.modules()):
+            return True
+        try:
+            self.train_module(torch.zeros(1, *shape, device="meta"))
+        except ValueError:
+            return False
+        return True
+
+    def _part(self, module: Any, prefix: str, client: Client, x: Tensor) -> Tensor:
+        tensors = under(client.params, prefix, strip=True) | under(client.buffers, prefix, strip=True)
+        return functional_call(module, tensors, (x,))
+
+
+class Training:
+    """The model during one training step: dropout is keyed, and `buffers` holds what BatchNorm makes of the batch."""
+
+    def __init__(self, model: FunctionalModel, buffers: Params, key: Tensor) -> None:
+        self.model = model
+        numbers = torch.arange(len(model.dropouts), device=key.device)[:, None]
+        self.keys = dict(zip(model.dropouts, random.fold(key, numbers), strict=True)) if model.dropouts else {}
+        self.buffers = {name: value.clone() for name, value in buffers.items()}  # updated in place below
+
+    def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
+        z = self.embed(client, x, at)
+        return z, self.classify(client, z, at)
+
+    def embed(self, client: Client, x: Tensor, at: str = "") -> Tensor:
+        return self._part(self.model.train_module.body, at, "body.", client, x)
+
+    def classify(self, client: Client, z: Tensor, at: str = "") -> Tensor:
+        return self._part(self.model.train_module.head, at, "head.", client, z)
+
+    def _part(self, module: Any, at: str, part: str, client: Client, x: Tensor) -> Tensor:
+        prefix = at + part
+        tensors = under(client.params, prefix, strip=True) | under(self.buffers, prefix, strip=True)
+        tensors |= {f"{name}.key": key for name, key in under(self.keys, part, strip=True).items()}
+        return functional_call(module, tensors, (x,))
+
+
+def _hollow(module: nn.Module) -> nn.Module:
+    """The module without its numbers: every call must bring them, and none can be used by mistake."""
+    return copy.deepcopy(module).to("meta")

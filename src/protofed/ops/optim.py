@@ -1,0 +1,78 @@
+"""Optimisers as pairs of pure functions, so that they run under vmap."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Tensor
+
+from protofed.method import Params
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How clients train locally; built anew each round, as the papers' code does (no momentum is carried over)."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    """Stochastic gradient descent or Adam."""
+    lr: Annotated[float, Gt(0)] = 0.01
+    """Step size in the first round."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Momentum of sgd."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """Added to the gradient as weight_decay * weight."""
+    lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0
+    """The step size is multiplied by this after every round."""
+    clip: Annotated[float, Ge(0)] = 0.0
+    """Largest norm of a gradient; 0 does not clip (FedNH's code clips at 10)."""
+
+    def rate(self, round: int) -> float:
+        """Step size in a round, counted from 0."""
+        return self.lr * self.lr_decay**round
+
+
+class Moments(NamedTuple):
+    """What an optimiser remembers between steps."""
+
+    first: Params
+    second: Params
+    step: Tensor
+
+
+def init(optim: Optimizer, params: Params, plain: bool = False) -> Moments:
+    zeros = {name: torch.zeros_like(p) for name, p in params.items()}
+    adam = optim.name == "adam" and not plain
+    momentum = adam or (optim.momentum > 0 and not plain)
+    device = next(iter(params.values())).device if params else None
+    return Moments(zeros if momentum else {}, zeros if adam else {}, torch.zeros((), device=device))
+
+
+def update(
+    optim: Optimizer, params: Params, grads: Params, state: Moments, lr: float | Tensor, plain: bool = False
+) -> tuple[Params, Moments]:
+    """One step; `plain` leaves out momentum and weight decay."""
+    if optim.clip > 0:
+        norm = torch.stack([(g * g).sum() for g in grads.values()]).sum().sqrt()
+        scale = (optim.clip / (norm + 1e-6)).clamp(max=1)
+        grads = {name: g * scale for name, g in grads.items()}
+    if optim.weight_decay > 0 and not plain:
+        grads = {name: g + optim.weight_decay * params[name] for name, g in grads.items()}
+    if optim.name == "adam" and not plain:
+        return _adam(params, grads, state, lr)
+    if optim.momentum > 0 and not plain:
+        grads = {name: optim.momentum * state.first[name] + g for name, g in grads.items()}
+        state = state._replace(first=grads)
+    return {name: p - lr * grads[name] for name, p in params.items()}, state
+
+
+def _adam(params: Params, grads: Params, state: Moments, lr: float | Tensor) -> tuple[Params, Moments]:
+    step = state.step + 1
+    first = {name: 0.9 * state.first[name] + 0.1 * g for name, g in grads.items()}
+    second = {name: 0.999 * state.second[name] + 0.001 * g * g for name, g in grads.items()}
+    first_scale, second_scale = 1 - 0.9**step, 1 - 0.999**step
+    moved = {
+        name: p - lr * (first[name] / first_scale) / ((second[name] / second_scale).sqrt() + 1e-8)
+        for name, p in params.items()
+    }
+    return moved, Moments(first, second, step)

@@ -1,0 +1,60 @@
+"""Randomness as an argument: numbers computed from a key, the same on every engine, device and grouping of clients.
+
+A key is two 32-bit words in an int64 tensor (..., 2). Nothing here has a state, so that a run resumes exactly, and a
+client draws the same numbers alone, stacked with others, or on another machine.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+
+
+def key(*parts: int | str) -> Tensor:
+    """A key (2,) from what names the occasion, such as (seed, "dropout", round, client)."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")])
+
+
+def seed(*parts: int | str) -> int:
+    """The same as one number, for libraries that want a seed."""
+    low, high = key(*parts).tolist()
+    return (high & 0x7FFFFFFF) << 32 | low
+
+
+def _mix(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words that spreads every bit; both factors are below 2**31, so int64 never overflows."""
+    word = (word ^ (word >> 16)) * 0x21F0AAAD & WORD
+    word = (word ^ (word >> 15)) * 0x735A2D97 & WORD
+    return word ^ (word >> 15)
+
+
+def bits(key: Tensor, n: int) -> Tensor:
+    """Words (..., n), uniform in 0 .. 2**32 - 1."""
+    counter = torch.arange(n, device=key.device) * 0x9E3779B9 & WORD
+    return _mix(_mix(counter ^ key[..., :1]) ^ key[..., 1:])
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """A new key (..., 2) for the number-th occasion under this key; for many numbers (n, 1) as many keys (n, 2)."""
+    return _mix(_mix(key + number * 0x9E3779B9 & WORD) ^ key.flip(-1))
+
+
+def uniform(key: Tensor, n: int) -> Tensor:
+    """Numbers (..., n) in [0, 1)."""
+    return (bits(key, n) >> 8) * 2.0**-24
+
+
+def normal(key: Tensor, n: int) -> Tensor:
+    """Standard normal numbers (..., n), by Box and Muller."""
+    u = uniform(key, 2 * n)
+    radius = torch.sqrt(-2 * torch.log1p(-u[..., :n]))
+    return radius * torch.cos(2 * math.pi * u[..., n:])
+
+
+def permutation(key: Tensor, n: int) -> Tensor:
+    """The numbers 0 .. n-1 in random order (..., n)."""
+    return torch.argsort(bits(key, n), dim=-1, stable=True)

@@ -1,0 +1,67 @@
+"""Arithmetic on trees of tensors."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from protofed.method import Each, Mean, Params, Tree
+
+
+def total(means: Iterable[Tree]) -> Tree:
+    """The sum of several Means, or of several trees of them."""
+    return reduce(lambda left, right: map_nodes(add, left, right), means)
+
+
+def under(params: Params, prefixes: str | Sequence[str], strip: bool = False) -> Params:
+    """The entries whose name starts with a prefix (or one of several), if asked with the prefix taken off."""
+    starts = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
+    chosen = {name: value for name, value in params.items() if name.startswith(starts)}
+    return {name.removeprefix(starts[0]): value for name, value in chosen.items()} if strip else chosen
+
+
+def floating(tensors: Params) -> Params:
+    """Those that can be averaged: BatchNorm's counter of batches, for one, cannot."""
+    return {name: value for name, value in tensors.items() if value.is_floating_point()}
+
+
+def squared_distance(left: Params, right: Params) -> Tensor:
+    """Sum over all shared names of the squared differences."""
+    return torch.stack([((left[name] - right[name]) ** 2).sum() for name in left if name in right]).sum()
+
+
+def is_node(node: Any) -> bool:
+    return isinstance(node, Mean | Each)
+
+
+def map_nodes(fn: Callable[..., Any], *trees: Tree) -> Tree:
+    """Apply fn to every Mean and Each (and to the tensors outside of them)."""
+    return tree_map(fn, *trees, is_leaf=is_node)
+
+
+def alone(up: Tree) -> Tree:
+    """One client's upload as the upload of a group of one: an Each gets its axis of clients."""
+    return map_nodes(lambda node: Each(tree_map(lambda t: t[None], node.rows)) if isinstance(node, Each) else node, up)
+
+
+def merge(left: Tree, right: Tree) -> Tree:
+    """Two groups of clients become one: Means add, Eaches line up."""
+
+    def join(a: Mean | Each, b: Mean | Each) -> Mean | Each:
+        if isinstance(a, Mean) and isinstance(b, Mean):
+            return a + b
+        return Each(tree_map(lambda s, t: torch.cat([s, t]), a.rows, b.rows))  # type: ignore[union-attr]
+
+    return map_nodes(join, left, right)
+
+
+def deal(down: Tree, index: int) -> Tree:
+    """What the index-th client of the cohort gets: its own row of every Each, and all the rest."""
+    return map_nodes(
+        lambda node: tree_map(lambda t: t[index], node.rows) if isinstance(node, Each) else node,
+        down,
+    )

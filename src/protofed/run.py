@@ -1,0 +1,367 @@
+"""The round loop: broadcast, train, merge, aggregate, measure, and keep what is needed to go on."""
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from protofed.data.domain import Domain
+from protofed.data.federation import Federation
+from protofed.data.sources import load
+from protofed.data.split import Split
+from protofed.engines import Engine, Trained
+from protofed.engines.reference import ReferenceEngine
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder, State
+from protofed.metrics import add, global_numbers, global_own_numbers, judged_by, own_numbers, personal_numbers
+from protofed.ops import random
+from protofed.report import bubbles, pictures
+
+CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
+LARGE = 1_000_000  # parameters, from which on one step keeps several threads busy
+
+
+class Watch:
+    """Told what happens in a run; does nothing with it."""
+
+    def start(self, experiment: Experiment, done: int) -> None: ...
+    def round(self, line: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class Interrupted(Exception):
+    """The run was stopped by the user; everything up to the last whole round is saved."""
+
+
+class Result(NamedTuple):
+    """A finished run."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One record a round."""
+        return RunFolder(self.folder).rounds()
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """One record a client, after the last round."""
+        text = (self.folder / "clients.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+
+class Prepared(NamedTuple):
+    """All that a run needs, checked."""
+
+    domains: list[Domain]
+    split: Split
+    engine: Engine
+
+
+def prepare_split(experiment: Experiment, data_dir: Path | None = None) -> tuple[list[Domain], Split]:
+    """Who has what in this experiment."""
+    domains = load(experiment.data, data_dir, experiment.seed)
+    return domains, experiment.partition(domains, experiment.clients, experiment.seed)
+
+
+def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
+    """Load, split and build; whatever can be refused is refused here, before anything is written."""
+    device = experiment.torch_device()
+    domains, split = prepare_split(experiment, data_dir)
+    federation = Federation(
+        domains,
+        split,
+        seed=experiment.seed,
+        batch_size=experiment.batch_size,
+        drop_last=experiment.drop_last,
+        normalize=experiment.data.normalize,
+        augmentations=experiment.data.augment,
+        device=device,
+    )
+    choices = [experiment.model_of(client) for client in range(experiment.clients)]
+    engine = ReferenceEngine(
+        federation,
+        [(choice.label, choice) for choice in choices],
+        experiment.optimizer,
+        seed=experiment.seed,
+        local_epochs=experiment.local_epochs,
+        init=experiment.method.init,
+    )
+    experiment.method.check(engine.specs())
+    return Prepared(domains, split, engine)
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    data_dir: str | Path | None = None,
+    watch: Watch | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Result:
+    """Run an experiment into a folder, or go on with one that was stopped."""
+    watch = watch or Watch()
+    folder = RunFolder(Path(out))
+    folder.check(experiment, resume)
+    if folder.finished:
+        return Result(folder.path, folder.summary())
+    prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
+    with folder.locked(), _threads(experiment, prepared.engine), _disk(folder):
+        state = _open(folder, experiment, prepared, watch)
+        watch.start(experiment, state.round)
+        try:
+            state = _rounds(folder, experiment, prepared.engine, state, watch, checkpoint_seconds)
+            return _finish(folder, experiment, prepared, state)
+        finally:
+            watch.end()
+
+
+def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: Watch) -> State:
+    """Set up a new folder, or find where an old one stopped."""
+    started = folder.exists
+    if not started:
+        folder.write("experiment.toml", experiment.to_toml())
+    saved = folder.file("partition.npz")
+    if started and saved.is_file() and Split.load(saved).hash != prepared.split.hash:
+        raise UserError(
+            f"--resume: the data no longer gives the partition saved in {saved}. Restore the data, or start anew."
+        )
+    prepared.split.save(saved, prepared.domains)
+    folder.write_json("environment.json", environment(experiment))
+    bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
+    for note in prepared.split.notes:
+        watch.note(note)
+    state, remarks = folder.restore()
+    for remark in remarks:
+        watch.note(remark)
+    if started:
+        watch.note(f"resuming {folder.path} after round {state.round if state else 0}")
+    if state is None:
+        state = State(0, experiment.method.init_server(prepared.engine.specs()[0]), {}, _no_totals())
+    folder.cut(state.round)
+    return state
+
+
+def _no_totals() -> dict[str, Any]:
+    return {"params_up": 0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "participations": {}}
+
+
+def _rounds(
+    folder: RunFolder,
+    experiment: Experiment,
+    engine: Engine,
+    state: State,
+    watch: Watch,
+    checkpoint_seconds: float,
+) -> State:
+    """Every round that is left."""
+    method = experiment.method
+    saved_at = time.monotonic()
+    engine.clients = state.clients
+    try:
+        for round in range(state.round, experiment.rounds):
+            started = time.perf_counter()
+            cohort = draw_cohort(experiment, round)
+            trained = engine.train(method, state.server, cohort, round)
+            _refuse_nan(folder, state, trained, cohort, round)
+            server = method.aggregate(state.server, trained.up, torch.tensor(cohort))
+            train_seconds = time.perf_counter() - started
+
+            engine.clients = {**state.clients, **trained.clients}
+            line: dict[str, Any] = {
+                "round": round + 1,
+                "clients": len(cohort),
+                "lr": experiment.optimizer.rate(round),
+                "loss": _mean_loss(trained),
+                **_measure(experiment, engine, server, cohort, round + 1),
+                "params_up": trained.sent.params,
+                "bytes_up": trained.sent.bytes,
+                "bytes_down": trained.received.bytes,
+                "seconds_train": train_seconds,
+                "seconds": time.perf_counter() - started,
+            }
+            after = State(round + 1, server, engine.clients, _totals(state.totals, line, cohort))
+            folder.append_round(line)  # a line too many is cut when resuming; one too few could not be mended
+            state = after
+            watch.round(line)
+            if time.monotonic() - saved_at >= checkpoint_seconds or state.round == experiment.rounds:
+                folder.save(state)
+                saved_at = time.monotonic()
+    except KeyboardInterrupt:
+        folder.save(state)
+        raise Interrupted(f"stopped after round {state.round} of {experiment.rounds}") from None
+    return state
+
+
+def draw_cohort(experiment: Experiment, round: int) -> list[int]:
+    """The clients of a round, from seed and round alone, so that every method meets the same ones."""
+    size = max(1, int(experiment.participation * experiment.clients + 1e-9))
+    if size == experiment.clients:
+        return list(range(size))
+    order = random.permutation(random.key(experiment.seed, "cohort", round), experiment.clients)
+    return sorted(order[:size].tolist())
+
+
+def _mean_loss(trained: Trained) -> float | None:
+    total = reduce(lambda a, b: a + b, trained.losses)
+    return float(total.value) if float(total.weight) > 0 else None
+
+
+def _refuse_nan(folder: RunFolder, state: State, trained: Trained, cohort: Sequence[int], round: int) -> None:
+    losses = torch.stack([loss.total for loss in trained.losses])
+    if bool(torch.isfinite(losses).all()):
+        return
+    folder.save(state)
+    bad = [number for number, ok in zip(cohort, torch.isfinite(losses).tolist(), strict=True) if not ok]
+    others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    raise UserError(
+        f"the loss of client {bad[0]}{others} is no longer a number in round {round + 1}. The state after round "
+        f"{round} is kept in {folder.path}. Lower optimizer.lr, set optimizer.clip, or look at that client's data."
+    )
+
+
+def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) -> dict[str, Any]:
+    taken = dict(old["participations"])
+    for number in cohort:
+        taken[str(number)] = taken.get(str(number), 0) + 1
+    sums = {key: old[key] + line[key] for key in ("params_up", "bytes_up", "bytes_down", "seconds")}
+    return {**sums, "participations": taken}
+
+
+# measuring
+
+
+def _due(every: int, round: int, rounds: int) -> bool:
+    return round == rounds or (every > 0 and round % every == 0)
+
+
+def _measure(experiment: Experiment, engine: Engine, server: Any, cohort: Sequence[int], round: int) -> dict[str, Any]:
+    """The numbers of a round; after the last one they are taken again, over all clients."""
+    method, when = experiment.method, experiment.evaluate
+    numbers: dict[str, Any] = {}
+    if _due(when.own, round, experiment.rounds):
+        numbers |= own_numbers(method, engine.evaluate(method, server, cohort, on="own", who="personal"))
+        if method.global_client(server) is not None:
+            numbers |= global_own_numbers(method, engine.evaluate(method, server, cohort, on="own", who="global"))
+    if when.gm > 0 and _due(when.gm, round, experiment.rounds):
+        numbers |= global_numbers(method, engine.global_tally(method, server))
+    if when.pm > 0 and _due(when.pm, round, experiment.rounds):
+        tallies = engine.evaluate(method, server, cohort, on="global", who="personal")
+        numbers |= personal_numbers(method, tallies, engine.counts(cohort))
+    return numbers
+
+
+# the end
+
+
+def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state: State) -> Result:
+    """The last phases, then every client is measured, and the summary is written last of all."""
+    engine, method = prepared.engine, experiment.method
+    everyone = range(experiment.clients)
+    started = time.perf_counter()
+    engine.clients = {**state.clients, **engine.finish(method, state.server, everyone, experiment.rounds)}
+    own = engine.evaluate(method, state.server, everyone, on="own", who="personal")
+    wide = engine.evaluate(method, state.server, everyone, on="global", who="personal")
+    counts = engine.counts(everyone)
+    has_global = method.global_client(state.server) is not None
+    whole = engine.evaluate(method, state.server, everyone, on="own", who="global") if has_global else None
+    seconds = time.perf_counter() - started
+
+    records = []
+    for number in everyone:
+        n = counts[number]
+        records.append(
+            {
+                "client": number,
+                "architecture": engine.architectures[number],
+                "domain": prepared.domains[int(prepared.split.domain[number])].name,
+                "classes": [c for c in range(len(n)) if n[c] > 0],
+                "train": int(n.sum()),
+                "test": int(own[number]["head"].count.sum()),
+                "rounds": state.totals["participations"].get(str(number), 0),
+                "accuracy": own[number][judged_by(method)].accuracy(),
+                **{f"accuracy_{kind}": tally.accuracy() for kind, tally in own[number].items()},
+                "accuracy_global": whole[number][judged_by(method)].accuracy() if whole else None,
+                "pm_v": wide[number][method.inference].accuracy((n > 0).double()),
+                "pm_l": wide[number][method.inference].accuracy(n / n.sum()),
+                "per_class": own[number][judged_by(method)].per_class(),
+            }
+        )
+    folder.write("clients.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
+    totals = state.totals
+    summary = {
+        "method": experiment.method_name,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
+        "clients": experiment.clients,
+        **own_numbers(method, own),
+        "accuracy_global_mean": global_own_numbers(method, whole)["accuracy_global_mean"] if whole else None,
+        **global_numbers(method, engine.global_tally(method, state.server)),
+        **personal_numbers(method, wide, counts),
+        "accuracy_per_class": reduce(add, own)[judged_by(method)].per_class(),
+        "params_up_per_round": totals["params_up"] / experiment.rounds,
+        "bytes_up": totals["bytes_up"],
+        "bytes_down": totals["bytes_down"],
+        "seconds": totals["seconds"] + seconds,
+        "partition": prepared.split.hash,
+    }
+    pictures.curve(folder.rounds(), experiment.method_name, folder.file("accuracy.png"))
+    pictures.clients(records, experiment.method_name, folder.file("clients.png"))
+    folder.write_json("summary.json", summary)
+    return Result(folder.path, summary)
+
+
+def environment(experiment: Experiment) -> dict[str, Any]:
+    """What the run was made with."""
+    device = experiment.torch_device()
+    return {
+        "protofed": version("protofed"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "command": sys.argv,
+    }
+
+
+@contextlib.contextmanager
+def _threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
+    """Small models are faster on one thread than on several."""
+    before = torch.get_num_threads()
+    largest = max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
+    torch.set_num_threads(experiment.engine.threads or (before if largest >= LARGE else 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _disk(folder: RunFolder) -> Iterator[None]:
+    """A full disk is said in one line; the last checkpoint is whole, because files are replaced and never changed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"no space is left for {folder.path}. Nothing that was saved is lost: "
+            "free some space, and go on with --resume."
+        ) from None

@@ -1,0 +1,75 @@
+"""Configuration from ordinary signatures: what a class takes is what its section of an experiment may say."""
+
+import ast
+import functools
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from protofed.errors import UserError, nearest
+
+POSITIONAL = 2  # a model's first two arguments, input shape and classes, come from the data
+
+
+def fields(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Every key a class takes, with its type and its default."""
+    base = target.func if isinstance(target, functools.partial) else target
+    hints = get_type_hints(base.__init__ if inspect.isclass(base) else base, include_extras=True)
+    parameters = inspect.signature(target).parameters.values()
+    keys = [p for p in parameters if p.default is not p.empty]
+    factories = getattr(base, "__dataclass_fields__", {})
+    found = {}
+    for p in keys:
+        factory = factories[p.name].default_factory if p.name in factories else None
+        found[p.name] = (hints[p.name], factory() if callable(factory) else p.default)
+    return found
+
+
+def check(section: str, target: Callable[..., Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a section, validated; a UserError names the key, the value and the remedy."""
+    known = fields(target)
+    for key, value in raw.items():
+        if key not in known:
+            raise UserError(f"unknown key {join(section, key)} = {value!r}. {nearest(key, known)}")
+    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    model = create_model("Section", __config__=config, **{k: (t, d) for k, (t, d) in known.items()})  # type: ignore[call-overload]
+    try:
+        valid = model.model_validate(dict(raw))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        wanted = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise UserError(f"{join(section, key)} = {raw.get(key)!r} {wanted} (default {known[key][1]!r}).") from None
+    return {key: getattr(valid, key) for key in known}
+
+
+def join(section: str, key: str) -> str:
+    return f"{section}.{key}" if section else key
+
+
+@functools.cache
+def docs(target: Any) -> dict[str, str]:
+    """What is said of each key: the docstring under a field, or a line "key: text" in the class docstring."""
+    base = target.func if isinstance(target, functools.partial) else target
+    found: dict[str, str] = {}
+    for cls in reversed(inspect.getmro(base)):
+        if not cls.__module__.startswith("protofed"):
+            continue
+        for line in (inspect.getdoc(cls) or "").splitlines():
+            key, colon, text = line.partition(": ")
+            if colon and key.isidentifier():
+                found[key] = text
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+        for here, after in itertools.pairwise(body):
+            if (
+                isinstance(here, ast.AnnAssign)
+                and isinstance(here.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                found[here.target.id] = inspect.cleandoc(str(after.value.value))
+    return found

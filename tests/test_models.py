@@ -1,0 +1,316 @@
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from annotated_types import Ge
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from protofed.errors import UserError
+from protofed.models import MODELS
+
+DIGITS = ["cnn_digits", "cnn_digits_8", "cnn_digits_16", "cnn_digits_24", "cnn_digits_deep", "mlp_digits"]
+
+
+def home(name: str) -> tuple[tuple[int, ...], int]:
+    """The input shape and the number of classes a model was made for (smaller images for ResNet18 and FEMNIST)."""
+    if name in DIGITS:
+        return (1, 8, 8), 10
+    if name == "mlp_spiral":
+        return (2,), 6
+    if name.startswith("resnet18"):
+        return (3, 16, 16), 10
+    if name == "cnn_fednh":
+        return (3, 32, 32), 10
+    return (1, 28, 28), 62 if name.startswith("cnn_femnist") else 10
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def make(name: str, shape: tuple[int, ...], classes: int, **fields: object) -> Any:
+    return MODELS[name](shape, classes, **fields)
+
+
+def outline(name: str, shape: tuple[int, ...], classes: int, **fields: object) -> Any:
+    """The model without its numbers."""
+    with torch.device("meta"):
+        return MODELS[name](shape, classes, **fields)
+
+
+@pytest.mark.parametrize(
+    "name, shape, classes, params",
+    [
+        ("cnn_mnist", (1, 28, 28), 10, 21_840),
+        ("cnn_mnist_18", (1, 28, 28), 10, 19_738),
+        ("cnn_mnist_20", (1, 28, 28), 10, 21_840),
+        ("cnn_mnist_22", (1, 28, 28), 10, 23_942),
+        ("cnn_femnist", (1, 128, 128), 62, 849_332),
+        ("cnn_femnist_18", (1, 128, 128), 62, 764_730),
+        ("cnn_femnist_20", (1, 128, 128), 62, 849_332),
+        ("cnn_femnist_22", (1, 128, 128), 62, 933_934),
+        ("resnet18", (3, 32, 32), 10, 11_181_642),
+        ("resnet18_s14", (3, 32, 32), 10, 11_181_642),
+        ("resnet18_s22", (3, 32, 32), 10, 11_181_642),
+        ("cnn_fednh", (3, 32, 32), 10, 797_952),
+        ("cnn_fednh", (3, 32, 32), 100, 815_232),
+        ("resnet18_gn", (3, 64, 64), 10, 11_173_952),
+        ("mlp_mpfedcl", (1, 28, 28), 10, 798_474),
+    ],
+)
+def test_published_parameter_counts(name: str, shape: tuple[int, ...], classes: int, params: int) -> None:
+    assert count(outline(name, shape, classes)) == params
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_digits_models_are_small_and_share_one_embedding_size(name: str) -> None:
+    model = outline(name, (1, 8, 8), 10)
+    assert count(model) < 20_000
+    assert model.dim == 32
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_and_backward(name: str) -> None:
+    torch.manual_seed(0)
+    shape, classes = home(name)
+    model = make(name, shape, classes)
+    x = torch.randn(5, *shape)
+    z, logits = model(x)
+    assert z.shape == (5, model.dim)
+    assert logits.shape == (5, classes)
+    assert isinstance(model.dim, int)
+    if name == "mlp_spiral":  # its classes spread over the whole plane
+        assert isinstance(model.body[-1], nn.Linear)
+    else:
+        assert z.min() >= 0
+    # FedNH's heads have no bias
+    bias_free = name in ("cnn_fednh", "resnet18_gn", "mlp_spiral")
+    heads = [n for n, _ in model.named_parameters() if n.startswith("head.")]
+    assert heads == (["head.fc.weight"] if bias_free else ["head.fc.weight", "head.fc.bias"])
+
+    (logits.square().sum() + z.sum()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_functional_call_and_parts(name: str) -> None:
+    shape, classes = home(name)
+    model = make(name, shape, classes).eval()
+    x = torch.randn(3, *shape)
+    z, logits = model(x)
+    torch.testing.assert_close(model.head(model.body(x)), logits)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    hollow = outline(name, shape, classes).eval()
+    again = functional_call(hollow, state, (x,))
+    torch.testing.assert_close(again[0], z)
+    torch.testing.assert_close(again[1], logits)
+
+
+@pytest.mark.parametrize("name", ["cnn_mnist", "cnn_fednh", "cnn_digits_deep", "mlp_mpfedcl"])
+def test_stacked_clients_equal_single_ones(name: str) -> None:
+    shape, classes = home(name)
+    models = [make(name, shape, classes).eval() for _ in range(3)]
+    params, buffers = torch.func.stack_module_state(models)
+    x = torch.randn(3, 2, *shape)
+    hollow = outline(name, shape, classes).eval()
+
+    def one(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(hollow, params | buffers, (x,))[1]
+
+    stacked = torch.vmap(one)(params, buffers, x)
+    single = torch.stack([model(inputs)[1] for model, inputs in zip(models, x, strict=True)])
+    torch.testing.assert_close(stacked, single, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("cnn_mnist", (3, 32, 32)),
+        ("cnn_mnist", (1, 16, 16)),
+        ("cnn_mnist", (1, 20, 33)),
+        ("cnn_femnist", (1, 14, 14)),
+        ("cnn_femnist", (3, 64, 64)),
+        ("cnn_fednh", (1, 28, 28)),
+        ("cnn_fednh", (3, 64, 64)),
+        ("cnn_digits", (1, 4, 4)),
+        ("cnn_digits", (3, 28, 30)),
+        ("cnn_digits_deep", (1, 4, 5)),
+        ("mlp_digits", (64,)),
+        ("mlp_mpfedcl", (3, 32, 32)),
+        ("mlp_mpfedcl", (800,)),
+        ("resnet18", (1, 28, 28)),
+        ("resnet18", (3, 64, 64)),
+        ("resnet18_gn", (1, 8, 8)),
+    ],
+)
+def test_other_input_shapes(name: str, shape: tuple[int, ...]) -> None:
+    z, logits = outline(name, shape, 7)(torch.empty(2, *shape, device="meta"))
+    assert logits.shape == (2, 7)
+    assert z.ndim == 2
+
+
+@pytest.mark.parametrize(
+    "name, shape, words",
+    [
+        ("cnn_mnist", (1, 8, 8), ["cnn_mnist", "(1, 8, 8)", "16x16", "cnn_digits", "data.size"]),
+        ("cnn_mnist_22", (1, 15, 28), ["cnn_mnist", "16x16"]),
+        ("cnn_mnist", (64,), ["cnn_mnist", "(64,)", "mlp_digits"]),
+        ("cnn_femnist", (1, 13, 13), ["cnn_femnist", "14x14", "data.size"]),
+        ("cnn_fednh", (3, 8, 8), ["cnn_fednh", "16x16", "data.size"]),
+        ("cnn_digits", (1, 3, 3), ["cnn_digits", "4x4", "mlp_digits"]),
+        ("cnn_digits_deep", (1, 3, 8), ["cnn_digits_deep", "4x4", "mlp_digits"]),
+        ("resnet18", (784,), ["resnet18", "(784,)", "mlp_mpfedcl"]),
+        ("resnet18_gn", (784,), ["resnet18_gn", "(784,)", "mlp_mpfedcl"]),
+    ],
+)
+def test_misfit_is_one_line_with_a_remedy(name: str, shape: tuple[int, ...], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        make(name, shape, 10)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_convolutions_are_a_prefix() -> None:
+    """FedProto's FedPer shares the two convolutions: 5,280 parameters on MNIST, 5,120 on FEMNIST."""
+    for name, shared in ("cnn_mnist", 5_280), ("cnn_femnist", 5_120):
+        model = outline(name, *home(name))
+        assert sum(p.numel() for n, p in model.named_parameters() if n.startswith("body.conv")) == shared
+
+
+def test_stride_settings_of_resnet18() -> None:
+    a, b = (outline(name, (3, 32, 32), 10) for name in ("resnet18_s14", "resnet18_s22"))
+    shapes = [{n: v.shape for n, v in m.state_dict().items()} for m in (a, b)]
+    assert shapes[0] == shapes[1]
+    x = torch.empty(2, 3, 32, 32, device="meta")
+    maps = [m.body[:-2](x).shape for m in (a, b)]  # before the average and the flattening
+    assert maps == [(2, 512, 1, 1), (2, 512, 1, 1)]
+    assert (a.body.conv1.stride, a.body.maxpool.stride) == ((1, 1), 4)
+    assert (b.body.conv1.stride, b.body.maxpool.stride) == ((2, 2), 2)
+
+
+def test_block_norm_leaves_the_stem_and_the_shortcuts() -> None:
+    model = make("resnet18_gn", (3, 16, 16), 10, block_norm=False)
+    norms = [n for n, m in model.body.named_modules() if isinstance(m, nn.GroupNorm)]
+    assert norms == ["bn1", *(f"layer{i}.0.downsample.1" for i in (2, 3, 4))]
+    assert all(m.num_groups == 2 for m in model.modules() if isinstance(m, nn.GroupNorm))
+    assert not [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    z, logits = model(torch.randn(2, 3, 16, 16))
+    assert z.shape == (2, 512)
+    assert logits.isfinite().all()
+
+
+def test_fields_change_the_model() -> None:
+    assert outline("cnn_mnist", (1, 28, 28), 10, channels=18).body.conv2.out_channels == 18
+    assert outline("mlp_mpfedcl", (64,), 10, hidden=20, dim=12).dim == 12
+    assert outline("mlp_spiral", (2,), 6, width=8, dim=3).dim == 3
+    assert outline("mlp_digits", (1, 8, 8), 10, hidden=8, dim=5).dim == 5
+    clipped = make("mlp_mpfedcl", (64,), 10, output_relu=True)
+    plain = make("mlp_mpfedcl", (64,), 10)
+    x = torch.randn(20, 64)
+    assert clipped(x)[1].min() == 0
+    assert plain(x)[1].min() < 0
+
+
+def test_dropout_of_the_embedding_is_in_the_head() -> None:
+    """The embedding that becomes a prototype is the one before the dropout."""
+    model = make("cnn_mnist", (1, 28, 28), 10)
+    assert isinstance(model.head.dropout, nn.Dropout)
+    z = torch.ones(4, 50)
+    assert not torch.equal(model.head(z), model.head(z))
+    assert [type(m) for m in model.body if isinstance(m, nn.Dropout | nn.Dropout2d)] == [nn.Dropout2d]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_signature_and_docstring_tell_the_fields(name: str) -> None:
+    parameters = list(inspect.signature(MODELS[name]).parameters.values())
+    assert [p.name for p in parameters[:2]] == ["shape", "classes"]
+    for field in parameters[2:]:
+        assert field.kind is inspect.Parameter.KEYWORD_ONLY
+        assert field.default is not inspect.Parameter.empty
+        assert field.annotation is not inspect.Parameter.empty
+        assert f"\n    {field.name}: " in (MODELS[name].__doc__ or "")
+        if isinstance(field.default, int) and not isinstance(field.default, bool):
+            assert field.annotation.__metadata__ == (Ge(1),)
+
+
+def test_variants_carry_their_defaults() -> None:
+    fields = inspect.signature(MODELS["resnet18_s14"]).parameters
+    assert {n: fields[n].default for n in ("stem_stride", "pool_stride")} == {"stem_stride": 1, "pool_stride": 4}
+    assert inspect.signature(MODELS["cnn_femnist_22"]).parameters["channels"].default == 22
+
+
+def torchvision_state(counters: bool = True) -> dict[str, Tensor]:
+    """Random tensors by the names and shapes of torchvision's resnet18."""
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    state = {"conv1.weight": draw(64, 3, 7, 7)}
+
+    def norm(name: str, channels: int) -> None:
+        for leaf in ("weight", "bias", "running_mean", "running_var"):
+            state[f"{name}.{leaf}"] = draw(channels)
+        if counters:
+            state[f"{name}.num_batches_tracked"] = torch.tensor(3)
+
+    norm("bn1", 64)
+    before = 64
+    for layer, channels in enumerate((64, 128, 256, 512), start=1):
+        for block in (0, 1):
+            at = f"layer{layer}.{block}"
+            state[f"{at}.conv1.weight"] = draw(channels, channels if block else before, 3, 3)
+            norm(f"{at}.bn1", channels)
+            state[f"{at}.conv2.weight"] = draw(channels, channels, 3, 3)
+            norm(f"{at}.bn2", channels)
+            if layer > 1 and block == 0:
+                state[f"{at}.downsample.0.weight"] = draw(channels, before, 1, 1)
+                norm(f"{at}.downsample.1", channels)
+        before = channels
+    return state | {"fc.weight": draw(1000, 512), "fc.bias": draw(1000)}
+
+
+def test_torchvision_names() -> None:
+    own = outline("resnet18", (3, 32, 32), 10).body.state_dict()
+    theirs = {n: v for n, v in torchvision_state().items() if not n.startswith("fc.")}
+    assert {n: v.shape for n, v in own.items()} == {n: v.shape for n, v in theirs.items()}
+
+
+@pytest.mark.parametrize(
+    "file, counters, save", [("r.pth", False, torch.save), ("r.safetensors", True, save_file)], ids=["pth", "st"]
+)
+def test_pretrained_weights(tmp_path: Path, file: str, counters: bool, save: Callable[..., None]) -> None:
+    path = tmp_path / file
+    state = torchvision_state(counters)
+    save(state, path)
+    torch.manual_seed(0)
+    model = make("resnet18_s14", (1, 32, 32), 10, weights=str(path))
+    for name, value in model.body.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        taken = not name.startswith(("conv1.", "bn1."))
+        assert (value.shape == state[name].shape and torch.equal(value, state[name])) == taken, name
+    assert torch.equal(model.body.bn1.running_var, torch.ones(64))
+
+
+def test_unfit_weights(tmp_path: Path) -> None:
+    def refuses(path: Path, word: str) -> None:
+        with pytest.raises(UserError, match=word) as caught:
+            make("resnet18", (3, 32, 32), 10, weights=str(path))
+        assert "\n" not in str(caught.value)
+        assert path.name in str(caught.value)
+
+    refuses(tmp_path / "absent.pth", "there is no file")
+    for name in ("garbage.pth", "garbage.safetensors"):
+        (tmp_path / name).write_text("not tensors")
+        refuses(tmp_path / name, "cannot be read")
+    torch.save([1, 2], tmp_path / "list.pth")
+    refuses(tmp_path / "list.pth", "is not in it")
+    save_file({"layer1.0.conv1.weight": torch.zeros(64, 64, 1, 1)}, tmp_path / "other.safetensors")
+    refuses(tmp_path / "other.safetensors", r"layer1.0.conv1.weight has shape \(64, 64, 1, 1\)")
