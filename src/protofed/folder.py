@@ -142,7 +142,7 @@ class RunFolder:
 
     def restore(self) -> tuple[State | None, list[str]]:
         """The newest checkpoint that is whole, and a remark for each that is not."""
-        remarks = []
+        remarks: list[str] = []
         for folder in self.checkpoints():
             try:
                 return self._read(folder), remarks

@@ -16,10 +16,10 @@ class Correct(NamedTuple):
     """Right answers (C,) and samples (C,) by true class."""
 
     right: Tensor
-    count: Tensor
+    samples: Tensor
 
     def __add__(self, other: "Correct") -> "Correct":  # type: ignore[override]
-        return Correct(self.right + other.right, self.count + other.count)
+        return Correct(self.right + other.right, self.samples + other.samples)
 
     def accuracy(self, weight: Tensor | None = None) -> float | None:
         """Share of right answers, classes weighted; None where there is no sample to judge by.
@@ -27,12 +27,12 @@ class Correct(NamedTuple):
         With FedNH's weights: all ones is GM, one for every class held is PM(V), the share of each class in the
         training data is PM(L).
         """
-        weight = torch.ones_like(self.count) if weight is None else weight.to(self.count)
-        samples = float((weight * self.count).sum())
-        return float((weight * self.right).sum()) / samples if samples > 0 else None
+        weight = torch.ones_like(self.samples) if weight is None else weight.to(self.samples)
+        asked = float((weight * self.samples).sum())
+        return float((weight * self.right).sum()) / asked if asked > 0 else None
 
     def per_class(self) -> list[float | None]:
-        return [float(r / n) if n > 0 else None for r, n in zip(self.right, self.count, strict=True)]
+        return [float(r / n) if n > 0 else None for r, n in zip(self.right, self.samples, strict=True)]
 
 
 Tally = dict[str, Correct]  # "head", "head_own", "proto", "proto_own"

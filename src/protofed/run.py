@@ -292,7 +292,7 @@ def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state
                 "domain": prepared.domains[int(prepared.split.domain[number])].name,
                 "classes": [c for c in range(len(n)) if n[c] > 0],
                 "train": int(n.sum()),
-                "test": int(own[number]["head"].count.sum()),
+                "test": int(own[number]["head"].samples.sum()),
                 "rounds": state.totals["participations"].get(str(number), 0),
                 "accuracy": own[number][judged_by(method)].accuracy(),
                 **{f"accuracy_{kind}": tally.accuracy() for kind, tally in own[number].items()},

@@ -54,7 +54,7 @@ def join(section: str, key: str) -> str:
 @functools.cache
 def docs(target: Any) -> dict[str, str]:
     """What is said of each key: the docstring under a field, or a line "key: text" in the class docstring."""
-    base = target.func if isinstance(target, functools.partial) else target
+    base: Any = target.func if isinstance(target, functools.partial) else target
     found: dict[str, str] = {}
     for cls in reversed(inspect.getmro(base)):
         if not cls.__module__.startswith("protofed"):

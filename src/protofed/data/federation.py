@@ -148,9 +148,10 @@ class _scaler:
         sample = domain.x_train
         self.whole = np.issubdtype(sample.dtype, np.integer) and sample.dtype != np.uint8  # tokens stay what they are
         self.unit = 255.0 if sample.dtype == np.uint8 else 1.0
-        self.mean, self.std = np.float32(0), np.float32(1)
+        self.mean: np.ndarray = np.zeros(1, np.float32)
+        self.std: np.ndarray = np.ones(1, np.float32)
         if normalize == "half":
-            self.mean, self.std = np.float32(0.5), np.float32(0.5)
+            self.mean = self.std = np.full(1, 0.5, np.float32)
         elif normalize == "auto" and not self.whole:
             axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
             mean = sample.mean(axis=axes, dtype=np.float64) / self.unit

@@ -73,14 +73,13 @@ def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray, cell: float, domain
     values = counts[client, label]
     known = list(dict.fromkeys(domains or []))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(known)}
-    shade = BLUES(np.sqrt(values / largest))
+    shade = BLUES(_tint(values, largest))
     axes.scatter(
         client,
         label,
         s=full * values / largest,
         c=[colour[domains[i]] for i in client] if domains is not None else shade,
         linewidths=0,
-        alpha=0.9,
         zorder=2,
     )
     axes.set_xlim(-0.5, counts.shape[0] - 0.5)
@@ -91,10 +90,15 @@ def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray, cell: float, domain
     axes.set_axisbelow(True)
     grey = "#9a9a9a"
     sizes = [
-        (f"{n:,}", full * n / largest, BLUES(float(np.sqrt(n / largest))) if domains is None else grey)
+        (f"{n:,}", full * n / largest, BLUES(_tint(n, largest)) if domains is None else grey)
         for n in _round_counts(largest)
     ]
     _panel(figure, axes, sizes, [(_short(name), 50.0, colour[name]) for name in known])
+
+
+def _tint(count: Any, largest: int) -> Any:
+    # Not from the very lightest: the smallest bubble is two pixels wide and has to show.
+    return 0.25 + 0.75 * np.sqrt(count / largest)
 
 
 def _panel(figure: Figure, axes: Axes, sizes: list[Mark], domains: list[Mark]) -> None:
