@@ -186,11 +186,11 @@ def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             keys = [keys[0], "name"]
         table: Any = result
         for key in keys[:-1]:
-            table = table.setdefault(key, {})
-            if isinstance(table, str):
-                raise UserError(f"{'.'.join(keys)} cannot be set: {key} is not a table.")
-            if isinstance(table, list):
-                raise UserError(f"{'.'.join(keys)} cannot be set: the file gives several tables [[{key}]].")
+            inner = table.get(key, {})
+            inner = {"name": inner} if isinstance(inner, str) and key in SECTIONS else inner
+            if not isinstance(inner, dict):
+                raise UserError(f"{'.'.join(keys)} = {value!r} cannot be set: {key} is {inner!r}, not one table.")
+            table[key] = table = inner
         table[keys[-1]] = value
     return result
 

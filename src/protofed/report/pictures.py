@@ -33,13 +33,13 @@ def clients(records: Sequence[Mapping[str, Any]], method: str, path: Path) -> No
     """One bar a client, sorted."""
     ranked = sorted((r for r in records if r["accuracy"] is not None), key=lambda r: r["accuracy"])
     values = [100 * r["accuracy"] for r in ranked]
-    figure, axes = _canvas(f"{method}: every client on its own test set", "client, sorted", "accuracy, %")
+    mean = float(np.mean(values)) if values else 0.0
+    title = f"{method}: every client on its own test set (dashed: mean {mean:.1f} %)"
+    figure, axes = _canvas(title, "client, sorted", "accuracy, %")
+    axes.grid(visible=False, axis="x")
     places = np.arange(len(ranked))
     axes.bar(places, values, color=COLOURS[0], width=0.8)
-    if values:
-        mean = float(np.mean(values))
-        axes.axhline(mean, color=COLOURS[1], lw=1.2, ls="--", label=f"mean {mean:.1f}")
-        axes.legend(frameon=False, loc="lower right")
+    axes.axhline(mean, color=COLOURS[1], lw=1.4, ls="--")
     if len(ranked) <= 40:
         axes.set_xticks(places, [str(r["client"]) for r in ranked], fontsize=8)
     save(figure, path)

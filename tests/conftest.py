@@ -1,0 +1,22 @@
+"""What the tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own, so that none writes into the checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data sets: $PROTOFED_DATA, or ../shared/data beside the checkout."""
+    given = os.environ.get("PROTOFED_DATA")
+    folder = Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not (folder / "mnist.npz").is_file():
+        pytest.skip("needs real data: set PROTOFED_DATA to a folder with mnist.npz")
+    return folder

@@ -1,0 +1,74 @@
+"""Imports go one way, and heavy or optional packages are imported in one place each."""
+
+import ast
+from pathlib import Path
+
+import protofed
+
+ROOT = Path(protofed.__file__).parent
+
+# What each layer may import of protofed; a package stands for all that is in it.
+MAY = {
+    "errors": set(),
+    "atomic": set(),
+    "schema": {"errors"},
+    "method": set(),
+    "ops": {"errors", "method", "ops"},
+    "methods": {"errors", "method", "ops", "methods"},
+    "models": {"errors", "method", "ops", "models"},
+    "data": {"errors", "atomic", "method", "ops", "data"},
+    "metrics": {"method"},
+    "local": {"method", "ops", "models"},
+    "engines": {"errors", "method", "metrics", "ops", "models", "data", "local", "engines"},
+    "experiment": {"errors", "schema", "method", "methods", "models", "data", "ops"},
+    "folder": {"errors", "atomic", "method", "engines", "experiment"},
+}
+ONLY_IN = {"datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": set(), "flwr": set()}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def layer(name: str) -> str:
+    return name.split(".")[1] if name.count(".") else name
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        inner = path.relative_to(ROOT).with_suffix("").parts[0]
+        for name in imports(path):
+            if name.startswith("protofed.") and inner in MAY and layer(name) not in MAY[inner]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_methods_know_no_engine_file_or_clock() -> None:
+    for path in (ROOT / "methods").glob("*.py"):
+        names = {name.split(".")[0] for name in imports(path)}
+        assert names <= {"protofed", "torch", "dataclasses", "typing", "collections", "annotated_types"}, path
+
+
+def test_optional_packages_are_imported_in_one_place() -> None:
+    for path in ROOT.rglob("*.py"):
+        here = path.relative_to(ROOT).as_posix()
+        for name in imports(path):
+            package = name.split(".")[0]
+            assert package not in ONLY_IN or here in ONLY_IN[package], f"{here} imports {name}"
+
+
+def test_importing_protofed_is_cheap_and_needs_no_extra() -> None:
+    """Nothing optional is pulled in by the package itself."""
+    import subprocess
+    import sys
+
+    code = "import sys, protofed; print([m for m in ('datasets', 'torchvision', 'ray', 'flwr') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,390 @@
+"""A run is a folder: complete, repeatable, resumable, and never half lost."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protofed import Experiment, UserError, run
+from protofed.folder import RunFolder
+from protofed.method import Client
+from protofed.methods import METHODS
+from protofed.methods.fedproto import FedProto
+from protofed.run import Interrupted, Watch, draw_cohort
+
+SMALL = ("clients=6", "rounds=3", "partition.shots=5", "partition.spread=1", "batch_size=4")
+CLOCK = ("seconds", "seconds_train")  # all that may differ between two equal runs
+
+
+def small(*overrides: str) -> Experiment:
+    return Experiment.load("demo", *SMALL, *overrides)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in RunFolder(folder).rounds()]
+
+
+def final_state(folder: Path) -> dict[str, str]:
+    """Hashes of everything a run computed, to the bit."""
+    newest = RunFolder(folder).checkpoints()[0]
+    parts = {name: (newest / name).read_bytes() for name in ("server.safetensors", "clients.safetensors")}
+    parts["clients.jsonl"] = (folder / "clients.jsonl").read_bytes()
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
+    summary = {k: v for k, v in json.loads((folder / "summary.json").read_text()).items() if k not in CLOCK}
+    return hashes | {"summary": json.dumps(summary), "rounds": json.dumps(lines(folder))}
+
+
+def test_a_run_leaves_everything_a_reader_needs() -> None:
+    result = run(small(), "out")
+    names = {p.name for p in Path("out").iterdir()}
+    assert names >= {
+        "experiment.toml", "partition.npz", "partition.png", "rounds.jsonl", "clients.jsonl", "summary.json",
+        "accuracy.png", "clients.png", "environment.json", "checkpoints",
+    }  # fmt: skip
+    needed = {
+        "method", "rounds", "seed", "accuracy_mean", "accuracy_std", "accuracy_worst10", "accuracy_head_mean",
+        "accuracy_proto_mean", "global_accuracy", "pm_v", "pm_l", "params_up_per_round", "bytes_up", "bytes_down",
+        "seconds",
+    }  # fmt: skip
+    assert set(result.summary) >= needed
+    assert result.summary["global_accuracy"] is None  # FedProto has no global model
+    assert len(result.rounds) == 3
+    assert len(result.clients) == 6
+    assert Experiment.from_dict(tomllib.loads(Path("out/experiment.toml").read_text())) == small()
+    assert not list(Path("out").rglob("*.pkl"))
+    assert not list(Path("out").rglob(".*.partial"))
+    accuracies = [client["accuracy"] for client in result.clients]
+    assert result.summary["accuracy_mean"] == pytest.approx(np.mean(accuracies))
+    assert result.summary["accuracy_std"] == pytest.approx(np.std(accuracies))
+    assert result.summary["accuracy_worst10"] == pytest.approx(min(accuracies))
+
+
+def test_fedproto_counts_what_the_paper_counts() -> None:
+    result = run(small(), "out")
+    held = sum(len(client["classes"]) for client in result.clients)
+    assert result.summary["params_up_per_round"] == held * 32
+    assert result.summary["bytes_up"] == sum(line["bytes_up"] for line in result.rounds)
+
+
+def test_fedavg_has_a_global_model_and_local_sends_nothing() -> None:
+    average = run(small("method=fedavg", "model=cnn_digits"), "avg").summary
+    assert 0 <= average["global_accuracy"] <= 1
+    assert average["accuracy_proto_mean"] is None
+    assert average["params_up_per_round"] == 6 * 4890
+    alone = run(small("method=local"), "alone").summary
+    assert (alone["bytes_up"], alone["bytes_down"], alone["params_up_per_round"]) == (0, 0, 0)
+    assert alone["global_accuracy"] is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(method: str) -> None:
+    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5")
+    torch.manual_seed(1)
+    run(plan, "a")
+    torch.manual_seed(2)  # nobody else's random numbers matter
+    np.random.seed(3)
+    run(plan, "b")
+    assert final_state(Path("a")) == final_state(Path("b"))
+    run(dataclasses.replace(plan, seed=1), "c")
+    assert final_state(Path("a"))["clients.safetensors"] != final_state(Path("c"))["clients.safetensors"]
+
+
+def test_a_run_leaves_the_global_random_state_and_threads_alone() -> None:
+    torch.manual_seed(5)
+    before, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    run(small(), "out")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_cohorts_depend_on_seed_and_round_alone() -> None:
+    plan = small("clients=100", "participation=0.1")
+    cohorts = [draw_cohort(plan, r) for r in range(200)]
+    assert all(len(set(c)) == 10 for c in cohorts)
+    assert cohorts == [draw_cohort(dataclasses.replace(plan, method=METHODS["local"]()), r) for r in range(200)]
+    often = np.bincount(np.concatenate(cohorts), minlength=100)
+    assert often.min() >= 5  # mean 20
+    assert often.max() <= 40
+    assert draw_cohort(small("participation=0.01"), 0) != []
+
+
+def test_different_inputs_share_prototypes() -> None:
+    """16x16 grey beside 28x28 colour: only the embedding width must agree."""
+    rng = np.random.default_rng(0)
+    Path("d").mkdir()
+    for name, shape in (("grey", (16, 16)), ("colour", (28, 28, 3))):
+        y = np.repeat(np.arange(3), 20)
+        x = rng.integers(0, 99, (60, *shape), dtype=np.uint8) + (50 * y).astype(np.uint8).reshape(-1, *[1] * len(shape))
+        np.savez(f"d/{name}.npz", x_train=x, y_train=y, x_test=x[::2], y_test=y[::2])
+    Path("e.toml").write_text(
+        'rounds = 2\nclients = 4\n[model]\nname = "cnn_mnist"\n[data]\nname = ["grey", "colour"]\n'
+        '[partition]\nname = "domain"\n'
+    )
+    result = run(Experiment.load("e.toml"), "out", data_dir="d")
+    assert [c["architecture"] for c in result.clients[:2]] == ["cnn_mnist for 1x16x16", "cnn_mnist for 3x28x28"]
+    assert result.summary["pm_v"] is not None
+    with pytest.raises(UserError, match="averages one architecture"):
+        run(Experiment.load("e.toml", "method=fedavg"), "avg", data_dir="d")
+
+
+def test_batchnorm_runs_and_is_averaged_under_fedavg() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (48, 32, 32, 3), dtype=np.uint8), np.arange(48) % 4
+    np.savez("tiny.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+    Path("e.toml").write_text(
+        'rounds = 1\nclients = 2\nbatch_size = 8\n[method]\nname = "fedavg"\n[model]\nname = "resnet18_s22"\n'
+        '[data]\nname = "tiny.npz"\n[partition]\nname = "iid"\n'
+    )
+    result = run(Experiment.load("e.toml"), "out")
+    state, _ = RunFolder(result.folder).restore()
+    assert state is not None
+    mean = torch.stack([c.buffers["body.bn1.running_mean"] for c in state.clients.values()]).mean(0)
+    torch.testing.assert_close(state.server["buffers"]["body.bn1.running_mean"], mean)
+    assert result.summary["params_up_per_round"] == 2 * sum(p.numel() for p in state.server["params"].values())
+    with pytest.raises(UserError, match=r"batch_size = 23 leaves client 0 a batch of one sample.*drop_last"):
+        run(Experiment.load("e.toml", "batch_size=23"), "again")
+    run(Experiment.load("e.toml", "batch_size=23", "drop_last=true"), "dropped")
+
+
+# stopping and going on
+
+
+class StopAfter(Watch):
+    def __init__(self, round: int, how: type[BaseException] = KeyboardInterrupt) -> None:
+        self.last, self.how = round, how
+
+    def round(self, line: dict[str, Any]) -> None:
+        if line["round"] == self.last:
+            raise self.how
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop", [1, 2])
+def test_interrupted_and_resumed_equals_never_interrupted(method: str, stop: int) -> None:
+    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5")
+    run(plan, "whole")
+    with pytest.raises(Interrupted, match=f"after round {stop} of 3"):
+        run(plan, "cut", watch=StopAfter(stop))
+    run(plan, "cut", resume=True)
+    assert final_state(Path("cut")) == final_state(Path("whole"))
+
+
+def start(out: str, *overrides: str) -> "subprocess.Popen[str]":
+    """A run in a process of its own that writes a checkpoint after every round."""
+    code = (
+        "import sys; from protofed import Experiment, run;"
+        f"run(Experiment.load('demo', *sys.argv[1:]), {out!r}, resume=True, checkpoint_seconds=0)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, *SMALL, *overrides], text=True, stderr=subprocess.PIPE)
+
+
+def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = 60) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.002)
+    return bool(condition())
+
+
+def test_killed_at_any_moment_and_resumed_equals_never_killed() -> None:
+    overrides = ("rounds=12", "participation=0.7")
+    plan = small(*overrides)
+    run(plan, "whole", checkpoint_seconds=0)
+    folder = RunFolder(Path("cut"))
+    kills = 0
+    for moment in (0.0, 0.013, 0.031, 0.057, 0.11):  # after the next round's line appears, so in the midst of writing
+        done = len(folder.rounds())
+        process = start("cut", *overrides)
+        if wait_for(lambda done=done: len(folder.rounds()) > done + 1, process):
+            time.sleep(moment)
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 3
+    run(plan, "cut", resume=True, checkpoint_seconds=0)
+    assert final_state(Path("cut")) == final_state(Path("whole"))
+    assert not list(Path("cut").rglob(".*.partial"))
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_resumes() -> None:
+    command = [sys.executable, "-m", "protofed", "run", "demo", *SMALL, "rounds=400", "--out", "out"]
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert wait_for(lambda: len(RunFolder(Path("out")).rounds()) > 2, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in output
+    assert "--out out --resume" in output
+    assert RunFolder(Path("out")).checkpoints()
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so() -> None:
+    plan = small("rounds=4")
+    run(plan, "whole")
+    with pytest.raises(Interrupted):
+        run(plan, "cut", watch=StopAfter(3), checkpoint_seconds=0)
+    newest = RunFolder(Path("cut")).checkpoints()[0]
+    assert newest.name == "round-000003"
+    damaged = newest / "clients.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    said: list[str] = []
+    watch = Watch()
+    watch.note = said.append  # type: ignore[method-assign]
+    run(plan, "cut", resume=True, watch=watch)
+    assert any("round-000003 is damaged" in text for text in said)
+    assert any("after round 2" in text for text in said)
+    assert final_state(Path("cut")) == final_state(Path("whole"))
+
+
+def test_all_checkpoints_damaged_starts_over() -> None:
+    plan = small()
+    run(plan, "whole")
+    with pytest.raises(Interrupted):
+        run(plan, "cut", watch=StopAfter(2), checkpoint_seconds=0)
+    for checkpoint in RunFolder(Path("cut")).checkpoints():
+        (checkpoint / "state.json").write_text("{")
+    run(plan, "cut", resume=True)
+    assert final_state(Path("cut")) == final_state(Path("whole"))
+
+
+def test_only_the_last_checkpoints_are_kept() -> None:
+    run(small("rounds=5"), "out", checkpoint_seconds=0)
+    assert [p.name for p in RunFolder(Path("out")).checkpoints()] == ["round-000005", "round-000004"]
+
+
+def test_a_folder_with_another_run_is_never_touched() -> None:
+    run(small(), "out")
+    before = {p: p.stat().st_mtime_ns for p in Path("out").rglob("*")}
+    with pytest.raises(UserError, match="already holds a finished run"):
+        run(small(), "out")
+    with pytest.raises(
+        UserError,
+        match=r"optimizer\.lr 0\.05 -> 0\.1.*method\.lam 1\.0 -> 2\.0|method\.lam 1\.0 -> 2\.0.*optimizer\.lr 0\.05 -> 0\.1",
+    ):
+        run(small("optimizer.lr=0.1", "method.lam=2"), "out", resume=True)
+    Path("other").mkdir()
+    Path("other/thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds files that are no run"):
+        run(small(), "other")
+    Path("file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        run(small(), "file")
+    assert before == {p: p.stat().st_mtime_ns for p in Path("out").rglob("*")}
+
+
+def test_resuming_a_finished_run_gives_its_result() -> None:
+    first = run(small(), "out")
+    assert run(small(), "out", resume=True).summary == first.summary
+
+
+def test_resuming_with_other_data_is_refused() -> None:
+    with pytest.raises(Interrupted):
+        run(small(), "out", watch=StopAfter(1))
+    from protofed.data.split import Split
+
+    saved = Split.load("out/partition.npz")
+    Split(saved.domain, saved.train[::-1], saved.test[::-1]).save("out/partition.npz")
+    with pytest.raises(UserError, match="no longer gives the partition"):
+        run(small(), "out", resume=True)
+
+
+def test_two_processes_do_not_write_one_run() -> None:
+    process = start("out", "rounds=400")
+    assert wait_for(lambda: len(RunFolder(Path("out")).rounds()) > 1, process)
+    try:
+        with pytest.raises(UserError, match="written by another process"):
+            run(small("rounds=400"), "out", resume=True)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Explodes(FedProto):
+    """Turns NaN for one client once prototypes have come down."""
+
+    def loss(self, model: Any, client: Client, batch: Any, down: Any) -> Any:
+        value, seen = super().loss(model, client, batch, down)
+        bad = (down.weight.sum() > 0) & (batch.y == 9).any()
+        return value + torch.where(bad, torch.nan, 0.0), seen
+
+
+def test_a_loss_that_turns_nan_stops_the_run_and_keeps_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "explodes", Explodes)
+    plan = small("method=explodes")
+    holder = next(i for i, c in enumerate(run(small("rounds=1"), "look").clients) if 9 in c["classes"])
+    with pytest.raises(UserError, match=rf"client {holder}\b.*in round 2\. The state after round 1 is kept"):
+        run(plan, "out")
+    state, _ = RunFolder(Path("out")).restore()
+    assert state is not None
+    assert state.round == 1
+    assert all(torch.isfinite(p).all() for c in state.clients.values() for p in c.params.values())
+    assert len(RunFolder(Path("out")).rounds()) == 1
+
+
+def test_a_learning_rate_that_blows_up_is_said_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"no longer a number in round \d+"):
+        run(small("optimizer.lr=1e30"), "out")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of 400 kB, in this process's own tree."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small file system (root)")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path) -> None:
+    plan = small("rounds=40", "clients=4")
+    run(plan, "whole")
+    out = small_disk / "out"
+    with pytest.raises(Interrupted):
+        run(plan, out, watch=StopAfter(3), checkpoint_seconds=0)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 4096)
+    with pytest.raises(UserError, match="no space is left.*--resume"):
+        run(plan, out, resume=True, checkpoint_seconds=0)
+    filler.unlink()
+    for picture in out.glob("*.png"):
+        picture.unlink()
+    shutil.copytree(out, "moved")  # to where there is room for all of it
+    run(plan, "moved", resume=True)
+    assert final_state(Path("moved")) == final_state(Path("whole"))
+
+
+def test_environment_says_what_the_run_was_made_with() -> None:
+    run(small(), "out")
+    said = json.loads(Path("out/environment.json").read_text())
+    assert said["torch"] == torch.__version__
+    assert said["cpus"] == os.cpu_count()
+
+
+@pytest.mark.parametrize("config", ["domains/digits4", "writers/mnist", "fedpr/mnist", "mpfedcl/mnist"])
+def test_shipped_settings_run_on_real_data(config: str, real_data: Path) -> None:
+    plan = Experiment.load(
+        config, "rounds=1", "evaluate.gm=0", "clients=4" if config == "domains/digits4" else "clients=5"
+    )
+    result = run(plan, "out", data_dir=real_data)
+    assert result.summary["accuracy_mean"] > 0.05
