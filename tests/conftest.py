@@ -4,6 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
 
 
 @pytest.fixture(autouse=True)

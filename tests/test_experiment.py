@@ -40,7 +40,13 @@ def test_the_papers_setting_is_what_the_paper_says() -> None:
 
 def test_overrides_change_keys_of_every_kind() -> None:
     plan = Experiment.load(
-        "demo", "rounds=3", "method.lam=0.5", "optimizer.lr=1e-3", "data.augment=['flip']", "drop_last=true", "device=cpu"
+        "demo",
+        "rounds=3",
+        "method.lam=0.5",
+        "optimizer.lr=1e-3",
+        "data.augment=['flip']",
+        "drop_last=true",
+        "device=cpu",
     )
     assert (plan.rounds, plan.optimizer.lr, plan.data.augment) == (3, 1e-3, ["flip"])
     assert (plan.method.lam, plan.drop_last, plan.device) == (0.5, True, "cpu")  # type: ignore[attr-defined]
@@ -123,7 +129,7 @@ def test_inference_by_prototypes_needs_prototypes() -> None:
 
 
 def test_files_that_are_none() -> None:
-    with pytest.raises(UserError, match="no experiment 'fedproto/mnist_n'.*'fedproto/mnist_n\\d'"):
+    with pytest.raises(UserError, match=r"no experiment 'fedproto/mnist_n'.*'fedproto/mnist_n\d'"):
         find("fedproto/mnist_n")
     with pytest.raises(UserError, match=r"e\.toml is not valid TOML"):
         Experiment.load(write("rounds = = 3"))

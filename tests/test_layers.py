@@ -18,7 +18,7 @@ MAY = {
     "models": {"errors", "method", "ops", "models"},
     "data": {"errors", "atomic", "method", "ops", "data"},
     "metrics": {"method"},
-    "local": {"method", "ops", "models"},
+    "local": {"errors", "method", "ops", "models"},
     "engines": {"errors", "method", "metrics", "ops", "models", "data", "local", "engines"},
     "experiment": {"errors", "schema", "method", "methods", "models", "data", "ops"},
     "folder": {"errors", "atomic", "method", "engines", "experiment"},

@@ -270,10 +270,7 @@ def test_a_folder_with_another_run_is_never_touched() -> None:
     before = {p: p.stat().st_mtime_ns for p in Path("out").rglob("*")}
     with pytest.raises(UserError, match="already holds a finished run"):
         run(small(), "out")
-    with pytest.raises(
-        UserError,
-        match=r"optimizer\.lr 0\.05 -> 0\.1.*method\.lam 1\.0 -> 2\.0|method\.lam 1\.0 -> 2\.0.*optimizer\.lr 0\.05 -> 0\.1",
-    ):
+    with pytest.raises(UserError, match=r"method\.lam 1\.0 -> 2\.0; optimizer\.lr 0\.05 -> 0\.1 \(there -> now\)"):
         run(small("optimizer.lr=0.1", "method.lam=2"), "out", resume=True)
     Path("other").mkdir()
     Path("other/thesis.txt").write_text("mine")
@@ -364,7 +361,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path) -> None:
     with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
         while True:
             file.write(b"0" * 4096)
-    with pytest.raises(UserError, match="no space is left.*--resume"):
+    with pytest.raises(UserError, match=r"no space is left.*--resume"):
         run(plan, out, resume=True, checkpoint_seconds=0)
     filler.unlink()
     for picture in out.glob("*.png"):

@@ -6,5 +6,6 @@ from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
 from protofed.run import Result, run
+from protofed.version import VERSION as __version__
 
-__all__ = ["METHODS", "MODELS", "Experiment", "Method", "Result", "UserError", "run"]
+__all__ = ["METHODS", "MODELS", "Experiment", "Method", "Result", "UserError", "__version__", "run"]

@@ -39,7 +39,7 @@ app = typer.Typer(
 
     Change anything:  protofed run demo method=fedavg model=cnn_digits rounds=20 optimizer.lr=0.05""",
 )
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
 
 ExperimentName = Annotated[
@@ -181,7 +181,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _table(rows: list[dict[str, Any]], title: str) -> None:
-    columns = comparison.used(rows)
+    columns = {key: title for key, title in comparison.used(rows).items() if key not in ("accuracy_std", "pm_l")}
     table = Table(title=f"{title}: % over clients, mean ± std over seeds {rows[0]['seeds']}", title_justify="left")
     table.add_column("method")
     for name in (*columns.values(), "params up / round", "seconds"):
@@ -191,9 +191,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> None:
         cells = []
         for key in columns:
             text = comparison.cell(row[key], len(row["seeds"]))
-            cells.append(
-                f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] and key != "accuracy_std" else text
-            )
+            cells.append(f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] else text)
         sent = comparison.sent(row["params_up_per_round"][0])
         table.add_row(row["method"], *cells, sent, f"{row['seconds'][0]:.1f}")
     console.print(table)
@@ -251,7 +249,7 @@ def list_(
 
 def _entries(what: Kind, data_dir: Path | None) -> list[dict[str, Any]]:
     if what is Kind.data:
-        return available(data_dir)
+        return [{**row, "about": f"{row['kind']}, {row['path']}".rstrip(", ")} for row in available(data_dir)]
     if what is Kind.experiments:
         return [{"name": name, "about": _about_file(configs() / f"{name}.toml")} for name in shipped()]
     registry: dict[str, Any] = {Kind.methods: METHODS, Kind.models: MODELS, Kind.partitions: PARTITIONS}[what]  # type: ignore[assignment]

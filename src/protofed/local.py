@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from protofed.errors import UserError
 from protofed.method import Batch, Client, LocalData, Mean, Method, Phase, Tree
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
@@ -71,11 +72,17 @@ def train(
 ) -> tuple[Client, Mean, Tree]:
     """All phases of local training: the trained client, the mean loss, and what was seen in the last epoch."""
     epoch = steps = 0
+    key = random.fold(key, -1)  # apart from whatever the method draws with the same key
     losses: list[Tensor] = []
     sizes: list[Tensor] = []
     seen: list[Tree] = []
     for phase in phases:
-        moments = optim.init(optimizer, under(client.params, phase.trains), phase.plain)
+        trained = under(client.params, phase.trains)
+        if not trained:
+            raise UserError(
+                f"a phase of {type(method).__name__} trains {phase.trains}, which this model does not have."
+            )
+        moments = optim.init(optimizer, trained, phase.plain)
         rate = lr if phase.lr is None else phase.lr
         for _ in range(local_epochs if phase.epochs is None else phase.epochs):
             seen = []
@@ -91,7 +98,7 @@ def train(
     if not losses:
         return client, Mean(torch.zeros((), device=key.device), torch.zeros((), device=key.device)), ()
     weights = torch.stack(sizes)
-    return client, Mean((torch.stack(losses) * weights).sum(), weights.sum()), total(seen)
+    return client, Mean((torch.stack(losses) * weights).sum(), weights.sum()), total(seen) if seen else ()
 
 
 def local_update(

@@ -46,6 +46,10 @@ class Bar(Watch):
     def round(self, line: dict[str, Any]) -> None:
         self.progress.update(self.task, completed=line["round"], numbers=describe(line))
 
+    def measured(self, done: int, clients: int) -> None:
+        description = f"{self.label}, measuring every client"
+        self.progress.update(self.task, description=description, completed=done, total=clients)
+
     def note(self, text: str) -> None:
         self.console.print(f"note: {text}", highlight=False, markup=False)
 
@@ -70,6 +74,11 @@ class Lines(Watch):
         self.said = now
         left = (now - self.began) / (number - self.first) * (self.rounds - number)
         self._say(f"{self.label}: round {number}/{self.rounds}, {describe(line)}, {left:.0f} s left")
+
+    def measured(self, done: int, clients: int) -> None:
+        if time.monotonic() - self.said >= LINE_SECONDS:
+            self.said = time.monotonic()
+            self._say(f"{self.label}: measuring every client, {done}/{clients}")
 
     def note(self, text: str) -> None:
         self._say(f"note: {text}")

@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
@@ -28,6 +28,7 @@ from protofed.folder import RunFolder, State
 from protofed.metrics import add, global_numbers, global_own_numbers, judged_by, own_numbers, personal_numbers
 from protofed.ops import random
 from protofed.report import bubbles, pictures
+from protofed.version import VERSION
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
 LARGE = 1_000_000  # parameters, from which on one step keeps several threads busy
@@ -38,6 +39,7 @@ class Watch:
 
     def start(self, experiment: Experiment, done: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
+    def measured(self, done: int, clients: int) -> None: ...
     def note(self, text: str) -> None: ...
     def end(self) -> None: ...
 
@@ -126,7 +128,7 @@ def run(
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, watch, checkpoint_seconds)
-            return _finish(folder, experiment, prepared, state)
+            return _finish(folder, experiment, prepared, state, watch)
         finally:
             watch.end()
 
@@ -154,7 +156,9 @@ def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: 
     if state is None:
         state = State(0, experiment.method.init_server(prepared.engine.specs()[0]), {}, _no_totals())
     folder.cut(state.round)
-    return state
+    here = experiment.torch_device()
+    server, clients = tree_map(lambda tensor: tensor.to(here), (state.server, state.clients))
+    return state._replace(server=server, clients=clients)
 
 
 def _no_totals() -> dict[str, Any]:
@@ -179,7 +183,7 @@ def _rounds(
             cohort = draw_cohort(experiment, round)
             trained = engine.train(method, state.server, cohort, round)
             _refuse_nan(folder, state, trained, cohort, round)
-            server = method.aggregate(state.server, trained.up, torch.tensor(cohort))
+            server = method.aggregate(state.server, trained.up, torch.tensor(cohort, device=experiment.torch_device()))
             train_seconds = time.perf_counter() - started
 
             engine.clients = {**state.clients, **trained.clients}
@@ -269,17 +273,20 @@ def _measure(experiment: Experiment, engine: Engine, server: Any, cohort: Sequen
 # the end
 
 
-def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state: State) -> Result:
+def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state: State, watch: Watch) -> Result:
     """The last phases, then every client is measured, and the summary is written last of all."""
     engine, method = prepared.engine, experiment.method
     everyone = range(experiment.clients)
     started = time.perf_counter()
     engine.clients = {**state.clients, **engine.finish(method, state.server, everyone, experiment.rounds)}
-    own = engine.evaluate(method, state.server, everyone, on="own", who="personal")
-    wide = engine.evaluate(method, state.server, everyone, on="global", who="personal")
     counts = engine.counts(everyone)
+    own, wide, whole = [], [], []  # personal models on own and on all test samples, the global model on own ones
     has_global = method.global_client(state.server) is not None
-    whole = engine.evaluate(method, state.server, everyone, on="own", who="global") if has_global else None
+    for some in (everyone[i : i + 10] for i in range(0, len(everyone), 10)):
+        own += engine.evaluate(method, state.server, some, on="own", who="personal")
+        wide += engine.evaluate(method, state.server, some, on="global", who="personal")
+        whole += engine.evaluate(method, state.server, some, on="own", who="global") if has_global else []
+        watch.measured(some[-1] + 1, len(everyone))
     seconds = time.perf_counter() - started
 
     records = []
@@ -330,7 +337,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
     """What the run was made with."""
     device = experiment.torch_device()
     return {
-        "protofed": version("protofed"),
+        "protofed": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

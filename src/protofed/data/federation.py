@@ -46,9 +46,10 @@ class Federation:
         self.classes = len(self.class_names)
         self.domain_names = [domain.name for domain in domains]
         self.shapes = [domain.shape for domain in domains]
-        if self.augmentations and any(len(shape) != 3 for shape in self.shapes):
+        odd = [shape for shape in self.shapes if len(shape) != 3]
+        if self.augmentations and odd:
             raise UserError(
-                f"data.augment = {self.augmentations!r} is for images, but the samples have shape {self.shapes[0]}. "
+                f"data.augment = {self.augmentations!r} is for images, but the samples have shape {odd[0]}. "
                 "Use data.augment = []."
             )
         self.counts = torch.tensor(split.counts(domains), dtype=torch.float32, device=self.device)

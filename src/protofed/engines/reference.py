@@ -59,14 +59,14 @@ class ReferenceEngine:
 
     def _build(self, name: str, build: Build, shape: tuple[int, ...], seed: int) -> tuple[Spec, nn.Module]:
         module: Any = fresh(lambda: build(shape, self.federation.classes), seed)
-        params, buffers = tree_map(lambda t: t.to(self.federation.device), state(module))
+        params, buffers = self._here(state(module))
         return Spec(name, self.federation.classes, module.dim, params, buffers, seed, self.federation.clients), module
 
     def _refuse_lonely_samples(self) -> None:
         """BatchNorm cannot train on a batch of one sample whose map is one pixel."""
         for name, model in self._models.items():
             members = [i for i, architecture in enumerate(self.architectures) if architecture == name]
-            if model.trains_on_one(self.federation.shape(members[0])):
+            if model.trains_on_one(self.federation.train(members[0]).x[:1]):
                 continue
             for client in members:
                 if self.federation.smallest_batch(client) == 1:
@@ -84,16 +84,24 @@ class ReferenceEngine:
             return self.clients[number]
         name = self.architectures[number]
         if self.init == "common":
-            return method.init_client(self._common[name]._replace(seed=random.seed(self.seed, "client", number)))
-        seed = random.seed(self.seed, "init", number)
-        spec, _ = self._build(name, self._builders[number][1], self.federation.shape(number), seed)
-        return method.init_client(spec)
+            spec = self._common[name]._replace(seed=random.seed(self.seed, "client", number))
+        else:
+            seed = random.seed(self.seed, "init", number)
+            spec, _ = self._build(name, self._builders[number][1], self.federation.shape(number), seed)
+        return self._here(method.init_client(spec))
+
+    def _here(self, tree: Tree) -> Tree:
+        """The same on this engine's device."""
+        return tree_map(lambda tensor: tensor.to(self.federation.device), tree)
+
+    def _ids(self, cohort: Sequence[int]) -> Tensor:
+        return torch.tensor(list(cohort), device=self.federation.device)
 
     def counts(self, cohort: Sequence[int]) -> Tensor:
         return self.federation.counts[list(cohort)].cpu()
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
-        down = method.broadcast(server, torch.tensor(cohort))
+        down = method.broadcast(server, self._ids(cohort))
         lr = self.optimizer.rate(round)
         updates: list[local.Update] = []
         sent = received = Size(0, 0)
@@ -124,7 +132,7 @@ class ReferenceEngine:
         phases = method.last_phases()
         if not phases:
             return {}
-        down = method.broadcast(server, torch.tensor(cohort))
+        down = method.broadcast(server, self._ids(cohort))
         finished = {}
         for row, number in enumerate(cohort):
             model, mine = self._models[self.architectures[number]], deal(down, row)
@@ -145,7 +153,7 @@ class ReferenceEngine:
         return finished
 
     def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
-        down = method.broadcast(server, torch.tensor(cohort))
+        down = method.broadcast(server, self._ids(cohort))
         tallies = []
         for row, number in enumerate(cohort):
             client = method.global_client(server) if who == "global" else self.client(method, number)
@@ -164,7 +172,7 @@ class ReferenceEngine:
         if client is None:
             return None
         number = 0  # a method with a global model serves one architecture, so any client's will do
-        down = deal(method.broadcast(server, torch.tensor([number])), 0)
+        down = deal(method.broadcast(server, self._ids([number])), 0)
         model = self._models[self.architectures[number]]
         own = torch.ones(self.federation.classes, dtype=torch.bool, device=self.federation.device)
         parts = [

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from protofed.method import Client, Each, Mean, Tree
 
@@ -30,8 +31,14 @@ def encode(tree: Tree) -> bytes:
     """A tree of tensors as bytes."""
     tensors: dict[str, Tensor] = {}
     shape = _flatten(tree, "", tensors)
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return save(contiguous, metadata={"tree": json.dumps(shape, separators=(",", ":"))})
+    own: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        storage = flat.untyped_storage().data_ptr()
+        own[name] = flat.clone() if storage in storages else flat  # safetensors wants no two to share memory
+        storages.add(storage)
+    return save(own, metadata={"tree": json.dumps(shape, separators=(",", ":"))})
 
 
 def decode(message: bytes) -> Tree:
@@ -78,25 +85,32 @@ def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Client):
         return {"client": _flatten(tree._asdict(), path, tensors)}
     if isinstance(tree, dict):
-        return {"dict": {str(key): _flatten(part, f"{path}/{key}", tensors) for key, part in tree.items()}}
-    if isinstance(tree, list | tuple):
+        if any(not isinstance(key, str) for key in tree):
+            raise TypeError(f"keys of a tree that travels are strings; {path} has {list(tree)}")
+        return {"dict": {key: _flatten(part, f"{path}/{_escape(key)}", tensors) for key, part in tree.items()}}
+    if type(tree) in (list, tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [_flatten(part, f"{path}/{i}", tensors) for i, part in enumerate(tree)]}
     raise TypeError(f"only tensors travel, in dicts, lists, tuples, Mean, Each and Client; {path} is {type(tree)}")
 
 
+def _escape(key: str) -> str:
+    """So that no two places in a tree have one name."""
+    return key.replace("~", "~0").replace("/", "~1").replace("#", "~2")
+
+
 def _flatten_mean(mean: Mean, path: str, tensors: dict[str, Tensor]) -> Any:
     """A Mean with a weight per row keeps the rows that have any, and their numbers."""
     present = mean.weight > 0
-    if mean.weight.ndim == 0 or not isinstance(mean.total, Tensor) or bool(present.all()):
+    if mean.weight.ndim == 0 or bool(present.all()):
         tensors[f"{path}#n"] = mean.weight
         return {"total": _flatten(mean.total, path, tensors)}
     count = mean.weight.numel()
     smallest = torch.uint8 if count <= 256 else torch.int16 if count <= 32768 else torch.int32
     tensors[f"{path}#i"] = present.flatten().nonzero().flatten().to(smallest)
     tensors[f"{path}#n"] = mean.weight[present]
-    tensors[path] = mean.total[present]
-    return {"rows": list(mean.weight.shape)}
+    total = tree_map(lambda leaf: leaf[present], mean.total)
+    return {"rows": list(mean.weight.shape), "total": _flatten(total, path, tensors)}
 
 
 def _unflatten(shape: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
@@ -104,12 +118,17 @@ def _unflatten(shape: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
         return tensors[path]
     ((kind, inner),) = shape.items()
     if kind == "mean" and "rows" in inner:
-        rows, weight = tensors[path], tensors[f"{path}#n"]
-        index = tensors[f"{path}#i"].long()
-        flat = torch.zeros(int(torch.Size(inner["rows"]).numel()), dtype=weight.dtype)
-        total = torch.zeros(len(flat), *rows.shape[1:], dtype=rows.dtype)
-        flat[index], total[index] = weight, rows
-        return Mean(total.reshape(*inner["rows"], *rows.shape[1:]), flat.reshape(inner["rows"]))
+        rows, weight = _unflatten(inner["total"], path, tensors), tensors[f"{path}#n"]
+        index, whole_shape = tensors[f"{path}#i"].long(), torch.Size(inner["rows"])
+        if len(index) and (index[0] < 0 or bool((index.diff() <= 0).any())):
+            raise ValueError("row numbers must rise")
+
+        def put(rows: Tensor) -> Tensor:
+            whole = torch.zeros(whole_shape.numel(), *rows.shape[1:], dtype=rows.dtype)
+            whole[index] = rows
+            return whole.reshape(*whole_shape, *rows.shape[1:])
+
+        return Mean(tree_map(put, rows), put(weight))
     if kind == "mean":
         return Mean(_unflatten(inner["total"], path, tensors), tensors[f"{path}#n"])
     if kind == "each":
@@ -117,6 +136,8 @@ def _unflatten(shape: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
     if kind == "client":
         return Client(**_unflatten(inner, path, tensors))
     if kind == "dict":
-        return {key: _unflatten(part, f"{path}/{key}", tensors) for key, part in inner.items()}
+        return {key: _unflatten(part, f"{path}/{_escape(key)}", tensors) for key, part in inner.items()}
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"{kind!r} is no part of a tree")
     parts = [_unflatten(part, f"{path}/{i}", tensors) for i, part in enumerate(inner)]
     return parts if kind == "list" else tuple(parts)

@@ -15,7 +15,7 @@ from torch import Tensor
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_width
 from protofed.ops.losses import cross_entropy
-from protofed.ops.prototypes import class_sums, distance_to_own, nearest, no_prototypes, per_client
+from protofed.ops.prototypes import class_sums, distance_to_own, holders, nearest, no_prototypes, per_client
 from protofed.ops.trees import total
 
 
@@ -57,21 +57,20 @@ class FedProto(Method):
     def upload(self, model: Model, client: Client, data: LocalData, down: Mean) -> tuple[Tree, Client]:
         classes = len(down.weight)
         if self.source == "inloop":
-            own = data.seen
+            own = data.seen or no_prototypes(classes, down.total.shape[1])
         else:
             own = total(class_sums(model.embed(client, b.x), b, classes) for b in data.batches)  # Eq. 3
         if self.aggregation == "mean":
             return {"prototypes": per_client(own)}, client
         if self.aggregation == "weighted":
             return {"prototypes": own}, client
-        holds = (own.weight > 0).to(own.weight.dtype)
-        return {"prototypes": own, "holders": Mean(holds, torch.ones(()))}, client
+        return {"prototypes": own, "holders": holders(own)}, client
 
     def aggregate(self, server: Mean, up: Tree, cohort: Tensor) -> Mean:
         new = up["prototypes"]
         value = new.value  # Eq. 6
         if self.aggregation == "literal":
-            value = value / up["holders"].total.clamp(min=1)[:, None]
+            value = value / up["holders"].weight.clamp(min=1)[:, None]
         known = (new.weight > 0).to(value.dtype)
         if self.absent == "forget":
             return Mean(value, known)

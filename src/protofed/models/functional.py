@@ -38,7 +38,8 @@ class FunctionalModel:
     def __init__(self, module: nn.Module) -> None:
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
-        self.dropouts = key_dropouts(self.train_module)
+        self.dropouts = [f"{name}.key" for name in key_dropouts(self.train_module)]
+        self.train_module.to("meta")
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
         z = self.embed(client, x, at)
@@ -53,12 +54,12 @@ class FunctionalModel:
     def training(self, buffers: Params, key: Tensor) -> "Training":
         return Training(self, buffers, key)
 
-    def trains_on_one(self, shape: tuple[int, ...]) -> bool:
-        """Whether a training step can do with one sample: BatchNorm over one pixel cannot."""
+    def trains_on_one(self, sample: Tensor) -> bool:
+        """Whether a training step can do with one sample (1, ...): BatchNorm over one pixel cannot."""
         if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.train_module.modules()):
             return True
         try:
-            self.train_module(torch.zeros(1, *shape, device="meta"))
+            self.train_module(sample.to("meta"))
         except ValueError:
             return False
         return True
@@ -90,7 +91,7 @@ class Training:
     def _part(self, module: Any, at: str, part: str, client: Client, x: Tensor) -> Tensor:
         prefix = at + part
         tensors = under(client.params, prefix, strip=True) | under(self.buffers, prefix, strip=True)
-        tensors |= {f"{name}.key": key for name, key in under(self.keys, part, strip=True).items()}
+        tensors |= under(self.keys, part, strip=True)
         return functional_call(module, tensors, (x,))
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from protofed.errors import UserError
 from protofed.ops import random
 
 
@@ -28,7 +29,11 @@ class KeyedDropout(nn.Module):
 def key_dropouts(module: nn.Module) -> list[str]:
     """Replace every dropout below a module by a keyed one, in place; returns their names."""
     names = []
-    for name, child in list(module.named_modules()):
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            raise UserError(
+                f"{name} is {type(child).__name__}, which cannot be seeded client by client. Use nn.Dropout."
+            )
         if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             parent, _, leaf = name.rpartition(".")
             keyed = KeyedDropout(child.p, whole_channels=not isinstance(child, nn.Dropout))

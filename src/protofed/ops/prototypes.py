@@ -1,13 +1,9 @@
 """Class prototypes: means of embeddings, one row per class."""
 
-from collections.abc import Iterable
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.method import Batch, Mean
-from protofed.ops.trees import total
 
 
 def no_prototypes(classes: int, dim: int) -> Mean:
@@ -17,19 +13,19 @@ def no_prototypes(classes: int, dim: int) -> Mean:
 
 def class_sums(z: Tensor, batch: Batch, classes: int) -> Mean:
     """Embedding sums (C, D) and counts (C,); a class that is absent has weight 0."""
-    onehot = F.one_hot(batch.y, classes).to(z.dtype) * batch.mask[:, None]
+    onehot = (batch.y[:, None] == torch.arange(classes, device=z.device)).to(z.dtype) * batch.mask[:, None]
     return Mean(onehot.T @ z, onehot.sum(0))
-
-
-def class_means(parts: Iterable[Mean]) -> Mean:
-    """Local prototypes (C, D) from the sums of some batches, weighted by counts (C,)."""
-    return total(parts)
 
 
 def per_client(prototypes: Mean) -> Mean:
     """The same prototypes, each counting once, however many samples it was made of."""
     present = (prototypes.weight > 0).to(prototypes.weight.dtype)
     return Mean.of(prototypes.value, present)
+
+
+def holders(prototypes: Mean) -> Mean:
+    """How many clients have each class, once added up: a Mean of nothing, of which only the weights count."""
+    return per_client(prototypes)._replace(total=prototypes.total[:, :0])
 
 
 def distance_to_own(z: Tensor, y: Tensor, prototypes: Mean) -> Tensor:

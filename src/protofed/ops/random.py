@@ -15,7 +15,8 @@ WORD = 0xFFFFFFFF
 
 def key(*parts: int | str) -> Tensor:
     """A key (2,) from what names the occasion, such as (seed, "dropout", round, client)."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    named = tuple(part if isinstance(part, str) else int(part) for part in parts)  # numpy's 3 is 3
+    digest = hashlib.blake2b(repr(named).encode(), digest_size=8).digest()
     return torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")])
 
 

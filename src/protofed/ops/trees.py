@@ -20,8 +20,12 @@ def total(means: Iterable[Tree]) -> Tree:
 def under(params: Params, prefixes: str | Sequence[str], strip: bool = False) -> Params:
     """The entries whose name starts with a prefix (or one of several), if asked with the prefix taken off."""
     starts = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
-    chosen = {name: value for name, value in params.items() if name.startswith(starts)}
-    return {name.removeprefix(starts[0]): value for name, value in chosen.items()} if strip else chosen
+    chosen = {}
+    for name, value in params.items():
+        prefix = next((start for start in starts if name.startswith(start)), None)
+        if prefix is not None:
+            chosen[name.removeprefix(prefix) if strip else name] = value
+    return chosen
 
 
 def floating(tensors: Params) -> Params:
@@ -31,7 +35,8 @@ def floating(tensors: Params) -> Params:
 
 def squared_distance(left: Params, right: Params) -> Tensor:
     """Sum over all shared names of the squared differences."""
-    return torch.stack([((left[name] - right[name]) ** 2).sum() for name in left if name in right]).sum()
+    parts = [((left[name] - right[name]) ** 2).sum() for name in left if name in right]
+    return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
 def is_node(node: Any) -> bool:

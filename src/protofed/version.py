@@ -1,0 +1,3 @@
+"""The version of protofed."""
+
+VERSION = "0.1.0"

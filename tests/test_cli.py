@@ -1,0 +1,176 @@
+"""The command line as a person uses it: it teaches, it shows, and every mistake is one line and exit code 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SMALL = ["clients=6", "rounds=2", "partition.shots=5", "partition.spread=1", "batch_size=4"]
+
+
+def protofed(*words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "protofed", *words], capture_output=True, text=True, timeout=300, check=False, env=env
+    )
+
+
+def good(*words: str) -> str:
+    done = protofed(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*words: str) -> str:
+    """The one line of an error; nothing is written."""
+    before = sorted(map(str, Path().rglob("*")))
+    done = protofed(*words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert sorted(map(str, Path().rglob("*"))) == before
+    return done.stderr
+
+
+def npz(path: str, samples: int = 60, classes: int = 3, shape: tuple[int, ...] = (1, 8, 8)) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(samples) % classes
+    x = rng.normal(size=(samples, *shape)).astype(np.float32) + y.reshape(-1, *[1] * len(shape))
+    np.savez(path, x_train=x, y_train=y, x_test=x[: samples // 2], y_test=y[: samples // 2])
+
+
+def test_run_writes_a_folder_and_shows_the_result() -> None:
+    out = good("run", "demo", *SMALL)
+    assert "accuracy, mean over clients" in out
+    assert "round 2/2" in out
+    assert "runs/demo-fedproto-seed0" in out
+    assert "partition.png" in out
+    again = good("run", "demo", *SMALL)  # a second run gets a folder of its own
+    assert "runs/demo-fedproto-seed0-2" in again
+    assert "runs/demo-fedproto-seed0-2" in good("run", "demo", *SMALL, "--resume")
+
+
+def test_partition_shows_the_split_and_it_can_be_used_again() -> None:
+    out = good("partition", "demo", *SMALL, "--out", "split")
+    assert Path("split/partition.png").stat().st_size > 10_000
+    fingerprint = next(line for line in out.splitlines() if line.startswith("hash: ")).removeprefix("hash: ")
+    good("run", "demo", *SMALL[:2], "seed=7", "partition=file", "partition.path=split/partition.npz", "--out", "again")
+    assert json.loads(Path("again/summary.json").read_text())["partition"] == fingerprint
+
+
+def test_compare_shows_a_table_and_the_curves() -> None:
+    words = ["compare", "local", "fedproto", *SMALL, "--experiment", "demo", "--seeds", "0,1", "--out", "c"]
+    out = good(*words)
+    for text in ("local", "fedproto", "±", "c/compare.png", "c/compare.md"):
+        assert text in out
+    rows = json.loads(Path("c/compare.json").read_text())
+    assert [row["method"] for row in rows] == ["local", "fedproto"]
+    seeds = [json.loads(Path(f"c/fedproto-seed{s}/summary.json").read_text())["accuracy_mean"] for s in (0, 1)]
+    assert rows[1]["accuracy_mean"] == pytest.approx([np.mean(seeds), np.std(seeds)])
+    stamp = Path("c/fedproto-seed1/summary.json").stat().st_mtime_ns
+    good(*words)  # what is finished is not run again
+    assert Path("c/fedproto-seed1/summary.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("what", ["methods", "models", "data", "partitions", "experiments"])
+def test_list(what: str) -> None:
+    entries = json.loads(good("list", what, "--json"))
+    names = {entry["name"] for entry in entries}
+    expected = {
+        "methods": {"local", "fedavg", "fedproto"},
+        "models": {"cnn_mnist", "cnn_femnist", "resnet18_s14", "cnn_fednh", "resnet18_gn", "mlp_mpfedcl", "cnn_digits"},
+        "data": {"digits", "spiral"},
+        "partitions": {
+            "nway_kshot", "dirichlet", "dirichlet_mpfedcl", "dirichlet_fedpr", "domain", "natural", "shards", "iid",
+        },
+        "experiments": {"demo", "fedproto/mnist_n3", "fedproto/mnist_n3_mh"},
+    }  # fmt: skip
+    assert names >= expected[what]
+    shown = good("list", what)
+    assert all(name in shown for name in names)
+    if what in ("methods", "partitions"):
+        assert all(key["about"] for entry in entries for key in entry["keys"]), "every key is explained"
+    if what != "data":
+        assert all(entry["about"] for entry in entries)
+
+
+def test_help_teaches() -> None:
+    assert "protofed run demo" in good("--help")
+    assert "Examples" in good("run", "--help")
+    assert "--seeds" in good("compare", "--help")
+
+
+BAD = {
+    "an unknown key": (["method.lamb=1"], ["method.lamb = 1", "'lam'"]),
+    "a wrong type": (["rounds=few"], ["rounds = 'few'", "integer"]),
+    "out of range": (["participation=2"], ["participation = 2"]),
+    "more ways than classes": (["partition.ways=11"], ["partition.ways = 11", "10 classes", "at most 10"]),
+    "more shots than a class has": (["partition.shots=100"], ["partition.shots = 100", "class '", "training samples"]),
+    "more clients than the data can feed": (
+        ["clients=2000", "partition=iid"], ["clients = 2000", "fewer clients"],
+    ),
+    "a client left without data": (
+        ["clients=700", "partition=dirichlet", "partition.alpha=0.01"], ["alpha = 0.01", "fewer clients"],
+    ),
+    "a model that does not fit": (["model=cnn_mnist"], ["cnn_mnist", "(1, 8, 8)", "cnn_digits"]),
+    "fedavg over architectures": (["method=fedavg"], ["averages one architecture", "body.", "fedproto"]),
+    "a missing data set": (["data.name=nowhere"], ["'nowhere'", "looked for", "PROTOFED_DATA", "torchvision:NAME"]),
+    "no such device": (["device=cuda:77"], ["device = 'cuda:77'", "cpu"]),
+    "no such experiment": (None, ["'nothing/here'"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_writes_nothing(case: str) -> None:
+    overrides, parts = BAD[case]
+    words = ["run", "nothing/here"] if overrides is None else ["run", "demo", *overrides]
+    message = refused(*words, "--out", "out")
+    for part in parts:
+        assert part in message, message
+    if overrides is not None and "data" not in case:  # the same is said without training
+        assert not Path("out").exists()
+
+
+def test_embedding_widths_that_differ() -> None:
+    Path("e.toml").write_text('[[model]]\nname = "cnn_digits"\n[[model]]\nname = "mlp_digits"\ndim = 16\n')
+    message = refused("run", "e.toml", "partition.shots=5")
+    assert "cnn_digits: 32" in message
+    assert "16" in message
+
+
+def test_damaged_data_files() -> None:
+    npz("cut.npz")
+    Path("cut.npz").write_bytes(Path("cut.npz").read_bytes()[:500])
+    assert "cut.npz" in refused("run", "demo", "data.name=cut.npz")
+    Path("text.npz").write_text("hello")
+    assert "text.npz" in refused("run", "demo", "data.name=text.npz")
+    np.savez("no_labels.npz", x_train=np.zeros((3, 8, 8)))
+    assert "y_train" in refused("run", "demo", "data.name=no_labels.npz")
+
+
+def test_an_output_folder_that_holds_another_run() -> None:
+    good("run", "demo", *SMALL, "--out", "out")
+    assert "already holds a finished run" in refused("run", "demo", *SMALL, "--out", "out")
+    changed = refused("run", "demo", *SMALL, "optimizer.lr=0.5", "--out", "out", "--resume")
+    assert "optimizer.lr 0.05 -> 0.5" in changed
+
+
+def test_compare_refuses_before_it_runs() -> None:
+    assert "fedprot" in refused("compare", "local", "fedprot", "--experiment", "demo")
+    assert "--seeds" in refused("compare", "local", "--experiment", "demo", "--seeds", "1,x")
+    assert "at least one method" in refused("compare", "rounds=3", "--experiment", "demo")
+
+
+def test_data_dir_by_option_and_by_environment() -> None:
+    Path("sets").mkdir()
+    npz("sets/mine.npz")
+    words = ["partition", "demo", "data.name=mine", "clients=3", "partition.ways=2", "partition.shots=3"]
+    good(*words, "--data-dir", "sets")
+    import os
+
+    done = protofed(*words, env={**os.environ, "PROTOFED_DATA": "sets"})
+    assert done.returncode == 0, done.stderr
+    assert "looked for" in refused(*words)
