@@ -58,7 +58,7 @@ def test_naming_another_method_or_partition_starts_from_its_own_defaults() -> No
     assert plan.partition.alpha == 0.1
     assert [choice.name for choice in plan.model] == ["cnn_digits"]
     kept = Experiment.load("demo", "method=fedproto", "partition.shots=7")
-    assert (kept.partition.shots, kept.partition.ways) == (7, 3)
+    assert (kept.partition.shots, kept.partition.ways) == (7, 5)
 
 
 def test_override_does_not_touch_what_it_was_given() -> None:

@@ -460,9 +460,9 @@ def test_the_first_round_is_local_whatever_lam() -> None:
             torch.testing.assert_close(first.clients[client].params[name], value)
 
 
-def test_defaults_are_the_papers_code() -> None:
+def test_defaults_are_the_documented_reading() -> None:
     method = FedProto()
-    assert (method.init, method.inference, method.candidates) == ("per_client", "proto", "own")
+    assert (method.init, method.inference, method.candidates) == ("common", "proto", "own")
     assert (method.lam, method.aggregation) == (1.0, "mean")
 
 

@@ -26,8 +26,6 @@ class FedProto(Method):
     paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
     scores = ("head", "proto")
 
-    init: Literal["common", "per_client"] = "per_client"
-    """Initial weights: the same for all clients of one architecture, or each client its own (the paper's code)."""
     inference: Literal["head", "proto"] = "proto"
     """Classify by the nearest global prototype (Eq. 4) or by the client's own classifier."""
     candidates: Literal["all", "own"] = "own"

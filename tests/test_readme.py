@@ -1,0 +1,79 @@
+"""What the README says works, word by word."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from protofed import Experiment, run
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+COMMANDS = [
+    line.split("  #")[0].strip()
+    for block in blocks("bash")
+    for line in block.splitlines()
+    if line.startswith(("protofed", "PROTOFED_DATA"))
+]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("protofed")])
+def test_commands_run(command: str) -> None:
+    words = shlex.split(command)
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_papers_command_runs_on_real_data(real_data: Path) -> None:
+    (command,) = (c for c in COMMANDS if c.startswith("PROTOFED_DATA"))
+    words = shlex.split(command)[1:]
+    words[2] = str(ROOT / words[2])
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "rounds=1", "--out", "out"],
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PROTOFED_DATA": str(real_data)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert 3000 <= summary["params_up_per_round"] <= 5000  # the paper says about 4,000
+
+
+def test_the_experiment_runs() -> None:
+    (text,) = blocks("toml")
+    plan = Experiment.from_dict({**tomllib.loads(text), "rounds": 2})
+    assert run(plan, "out").summary["accuracy_mean"] > 0
+
+
+def test_the_python_runs() -> None:
+    for code in blocks("python"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+
+def test_what_the_readme_names_is_there() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile, target
+
+
+def test_the_numbers_of_a_run_are_explained() -> None:
+    plan = Experiment.load("demo", "rounds=1", "clients=4")
+    result = run(plan, "out")
+    for name in ("accuracy_mean", "accuracy_head_mean", "accuracy_proto_mean", "accuracy_global_mean", "pm_v"):
+        assert f"`{name}`" in README
+        assert name in result.summary
+    for path in Path("out").iterdir():
+        assert path.name == ".lock" or path.name in README, path.name
