@@ -1,6 +1,7 @@
 # Every target sets itself up in .venv: a machine with Python 3.11+ and make is enough.
 PYTHON ?= python3
 BIN := .venv/bin
+BASE := .venv/.base
 READY := .venv/.ready
 
 .PHONY: help setup demo test lint format clean
@@ -8,16 +9,21 @@ READY := .venv/.ready
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
 
-setup: $(READY)  ## install protofed and its development tools into .venv
+setup: $(BASE)  ## install protofed into .venv
 
-$(READY): pyproject.toml
+$(BASE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer; got %s. Set PYTHON=python3.11." % sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing protofed into .venv (about two minutes, once)"
+	@echo "installing protofed into .venv (a minute or two, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $(BASE)
+
+$(READY): $(BASE)
+	@echo "installing the development tools into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## twenty clients, three architectures: FedProto against training alone
+demo: $(BASE)  ## twenty clients, three architectures: FedProto against training alone
 	@$(BIN)/protofed compare local fedproto --experiment configs/demo.toml --seeds 0,1,2 --out runs/demo
 
 test: lint  ## lint, then every test

@@ -7,7 +7,7 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -284,5 +284,11 @@ def main() -> None:
     try:
         app(prog_name="protofed")
     except UserError as error:
-        errors.print(f"error: {' '.join(str(error).split())}", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:  # a folder that may not be written, a path that is too long
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}. Use another --out or --data-dir.")
+
+
+def _refuse(message: str) -> NoReturn:
+    errors.print(f"error: {' '.join(message.split())}", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(2)

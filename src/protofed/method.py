@@ -192,6 +192,3 @@ class Method(ABC):
     def last_phases(self) -> tuple[Phase, ...]:
         """What does every client train once, after the last round?"""
         return ()
-
-
-Weighting = Literal["samples", "uniform"]

@@ -129,6 +129,8 @@ def run(
         try:
             state = _rounds(folder, experiment, prepared.engine, state, watch, checkpoint_seconds)
             return _finish(folder, experiment, prepared, state, watch)
+        except KeyboardInterrupt:  # all rounds are saved, only the end is missing
+            raise Interrupted("stopped while measuring every client") from None
         finally:
             watch.end()
 

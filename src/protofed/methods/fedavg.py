@@ -6,10 +6,11 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree, Weighting
+from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
 from protofed.ops.trees import floating
@@ -21,7 +22,7 @@ class FedAvg(Method):
 
     paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
 
-    weighting: Weighting = "samples"
+    weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples (the paper), or all alike (FedProto's and FedNH's code)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
