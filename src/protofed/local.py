@@ -70,8 +70,10 @@ def train(
     lr: float,
     local_epochs: int,
 ) -> tuple[Client, Mean, Tree]:
-    """All phases of local training: the trained client, the mean loss, and what was seen in the last epoch."""
-    epoch = steps = 0
+    """All phases of local training: the trained client, the mean loss, and what was seen in the last epoch.
+
+    Every phase meets the same batches in the same order, as in the papers' code.
+    """
     key = random.fold(key, -1)  # apart from whatever the method draws with the same key
     losses: list[Tensor] = []
     sizes: list[Tensor] = []
@@ -84,7 +86,8 @@ def train(
             )
         moments = optim.init(optimizer, trained, phase.plain)
         rate = lr if phase.lr is None else phase.lr
-        for _ in range(local_epochs if phase.epochs is None else phase.epochs):
+        steps = 0
+        for epoch in range(local_epochs if phase.epochs is None else phase.epochs):
             seen = []
             for batch in epoch_batches(epoch):
                 at = random.fold(key, steps)
@@ -94,7 +97,6 @@ def train(
                 sizes.append(batch.mask.sum())
                 seen.append(step.seen)
                 steps += 1
-            epoch += 1
     if not losses:
         return client, Mean(torch.zeros((), device=key.device), torch.zeros((), device=key.device)), ()
     weights = torch.stack(sizes)

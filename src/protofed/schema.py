@@ -37,8 +37,9 @@ def check(section: str, target: Callable[..., Any], raw: Mapping[str, Any]) -> d
             raise UserError(f"unknown key {join(section, key)} = {value!r}. {nearest(key, known)}")
     config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
     model = create_model("Section", __config__=config, **{k: (t, d) for k, (t, d) in known.items()})  # type: ignore[call-overload]
+    given = {k: tuple(v) if isinstance(v, list) and isinstance(known[k][1], tuple) else v for k, v in raw.items()}
     try:
-        valid = model.model_validate(dict(raw))
+        valid = model.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])

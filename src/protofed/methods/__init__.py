@@ -1,8 +1,22 @@
 """One file per paper. A method reaches the command line by being in this table."""
 
 from protofed.method import Method
+from protofed.methods.ditto import Ditto
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedbabu import FedBABU
+from protofed.methods.fedper import FedPer
 from protofed.methods.fedproto import FedProto
+from protofed.methods.fedprox import FedProx
+from protofed.methods.fedrep import FedRep
 from protofed.methods.local import Local
 
-METHODS: dict[str, type[Method]] = {"local": Local, "fedavg": FedAvg, "fedproto": FedProto}
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "ditto": Ditto,
+    "fedbabu": FedBABU,
+    "fedproto": FedProto,
+}

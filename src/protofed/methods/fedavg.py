@@ -6,14 +6,13 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
-from protofed.ops.trees import floating
+from protofed.ops.sharing import Weighting, send, shared, take
 
 
 @dataclass(frozen=True)
@@ -22,26 +21,24 @@ class FedAvg(Method):
 
     paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Weighting = "samples"
     """Clients count by their number of samples (the paper), or all alike (FedProto's and FedNH's code)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fedavg", specs)
 
     def init_server(self, spec: Spec) -> Tree:
-        return {"params": spec.params, "buffers": floating(spec.buffers)}
+        return shared(spec)
 
     def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
-        return client._replace(params=down["params"], buffers=client.buffers | down["buffers"])
+        return take(client, down)
 
     def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
         _, logits = model(client, batch.x)
         return batch.mean(cross_entropy(logits, batch.y))
 
     def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
-        n = data.counts.sum()
-        weight = n if self.weighting == "samples" else (n > 0).to(n.dtype)
-        return Mean.of({"params": client.params, "buffers": floating(client.buffers)}, weight), client
+        return send(client, data, self.weighting), client
 
     def aggregate(self, server: Tree, up: Mean, cohort: Tensor) -> Tree:
         return up.otherwise(server)

@@ -1,0 +1,54 @@
+"""FedPer: a shared body, a head of one's own.
+
+Federated Learning with Personalization Layers
+    Arivazhagan et al., 2019. https://arxiv.org/abs/1912.00818
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
+from protofed.ops.checks import same_shapes
+from protofed.ops.losses import cross_entropy
+from protofed.ops.sharing import Weighting, send, shared, take, without
+
+
+@dataclass(frozen=True)
+class FedPer(Method):
+    """Average the bodies; every client keeps its head."""
+
+    paper = "Arivazhagan et al., 2019, arXiv 1912.00818"
+
+    private: tuple[str, ...] = ("head.",)
+    """Prefixes that stay at home; FedProto's tables keep body.fc1. too, so that only the convolutions are shared."""
+    weighting: Weighting = "samples"
+    """Clients count by their number of samples, or all alike."""
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        same_shapes("fedper", [spec._replace(params=without(spec.params, self.private)) for spec in specs])
+
+    def init_server(self, spec: Spec) -> Tree:
+        return {"shared": shared(spec, self.private), "first": shared(spec)}
+
+    def broadcast(self, server: Tree, cohort: Tensor) -> Tree:
+        return server["shared"]
+
+    def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
+        return take(client, down)
+
+    def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
+        _, logits = model(client, batch.x)
+        return batch.mean(cross_entropy(logits, batch.y))
+
+    def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
+        return send(client, data, self.weighting, self.private), client
+
+    def aggregate(self, server: Tree, up: Mean, cohort: Tensor) -> Tree:
+        return server | {"shared": up.otherwise(server["shared"])}
+
+    def global_client(self, server: Tree) -> Client:
+        """The mean body with the initial head, as FedNH's code measures GM."""
+        first = Client(server["first"]["params"], server["first"]["buffers"])
+        return take(first, server["shared"])
