@@ -4,10 +4,14 @@ from protofed.method import Method
 from protofed.methods.ditto import Ditto
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedbabu import FedBABU
+from protofed.methods.fednh import FedNH
 from protofed.methods.fedper import FedPer
+from protofed.methods.fedpr import FedPR
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
+from protofed.methods.fedrod import FedROD
+from protofed.methods.fesem import FeSEM
 from protofed.methods.local import Local
 
 METHODS: dict[str, type[Method]] = {
@@ -16,7 +20,11 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fesem": FeSEM,
     "ditto": Ditto,
     "fedbabu": FedBABU,
+    "fedrod": FedROD,
     "fedproto": FedProto,
+    "fednh": FedNH,
+    "fedpr": FedPR,
 }

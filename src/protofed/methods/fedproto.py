@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_width
 from protofed.ops.losses import cross_entropy
-from protofed.ops.prototypes import class_sums, distance_to_own, holders, nearest, no_prototypes, per_client
+from protofed.ops.prototypes import class_sums, distance_to_own, holders, nearest, no_prototypes, per_client, refresh
 from protofed.ops.trees import total
 
 
@@ -65,15 +64,10 @@ class FedProto(Method):
         return {"prototypes": own, "holders": holders(own)}, client
 
     def aggregate(self, server: Mean, up: Tree, cohort: Tensor) -> Mean:
-        new = up["prototypes"]
-        value = new.value  # Eq. 6
+        new = up["prototypes"]  # Eq. 6: their mean
         if self.aggregation == "literal":
-            value = value / up["holders"].weight.clamp(min=1)[:, None]
-        known = (new.weight > 0).to(value.dtype)
-        if self.absent == "forget":
-            return Mean(value, known)
-        kept = torch.maximum(known, server.weight)
-        return Mean(torch.where(known[:, None] > 0, value, server.value), kept)
+            new = Mean(new.total / up["holders"].weight.clamp(min=1)[:, None], new.weight)
+        return refresh(server, new, self.absent)
 
     def predict(self, model: Model, client: Client, x: Tensor, down: Mean) -> dict[str, Tensor]:
         z, logits = model(client, x)

@@ -28,6 +28,14 @@ def holders(prototypes: Mean) -> Mean:
     return per_client(prototypes)._replace(total=prototypes.total[:, :0])
 
 
+def refresh(old: Mean, new: Mean, absent: str = "keep") -> Mean:
+    """Global prototypes after a round, known ones with weight 1: a class that nobody had keeps the old one, or none."""
+    seen = (new.weight > 0).to(new.weight.dtype)
+    if absent == "forget":
+        return Mean(new.value, seen)
+    return Mean(new.otherwise(old.value), torch.maximum(seen, old.weight))
+
+
 def distance_to_own(z: Tensor, y: Tensor, prototypes: Mean) -> Tensor:
     """Mean squared distance (B,) to the prototype of one's own class; 0 where there is none."""
     return ((z - prototypes.value[y]) ** 2).mean(1) * (prototypes.weight > 0)[y]

@@ -1,0 +1,87 @@
+"""FeSEM: several global models; every client belongs to the nearest one, by expectation-maximisation.
+
+Multi-Center Federated Learning: Clients Clustering for Better Personalization
+    Long et al., World Wide Web 2023. https://arxiv.org/abs/2005.01026
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from protofed.method import Batch, Client, Each, LocalData, Method, Model, Spec, Tree
+from protofed.ops.checks import same_shapes
+from protofed.ops.losses import cross_entropy
+from protofed.ops.sharing import Weighting, shared, take, weight
+from protofed.ops.trees import under
+
+
+@dataclass(frozen=True)
+class FeSEM(Method):
+    """Cluster the clients by their models; average within each cluster."""
+
+    paper = "Long et al., World Wide Web 2023, arXiv 2005.01026"
+
+    centres: Annotated[int, Ge(1)] = 3
+    """Global models; 1 is FedAvg."""
+    grouping: Literal["em", "size"] = "em"
+    """Clients go to the nearest centre (the paper), or into two fixed groups, those with fewer samples than the mean
+    and the others (FedProto's code)."""
+    compare: str = ""
+    """Prefix of the parameters that distances are taken over; empty: all. The authors' code takes one layer."""
+    weighting: Weighting = "samples"
+    """Clients count by their number of samples (the authors' code), or all alike."""
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        same_shapes("fesem", specs)
+
+    def init_server(self, spec: Spec) -> Tree:
+        several = tree_map(lambda t: t.repeat(self.centres, *[1] * t.ndim), shared(spec))
+        members = torch.randint(self.centres, (spec.clients,), generator=spec.generator())
+        return {"centres": several, "members": members}
+
+    def broadcast(self, server: Tree, cohort: Tensor) -> Tree:
+        mine = server["members"][cohort]
+        return Each(tree_map(lambda centre: centre[mine], server["centres"]))
+
+    def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
+        return take(client, down)
+
+    def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
+        _, logits = model(client, batch.x)
+        return batch.mean(cross_entropy(logits, batch.y))
+
+    def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
+        return {"model": Each(shared(client)), "weight": Each(weight(data, self.weighting))}, client
+
+    def aggregate(self, server: Tree, up: Tree, cohort: Tensor) -> Tree:
+        models, counts = up["model"].rows, up["weight"].rows
+        before = server["members"][cohort]
+        if self.grouping == "em":
+            mine = self._nearest(models["params"], server["centres"]["params"], before)  # E-step
+        else:
+            mine = (counts >= counts.mean()).long().clamp(max=self.centres - 1)
+        share = torch.nn.functional.one_hot(mine, self.centres).to(counts.dtype) * counts[:, None]  # (K, M)
+        total = share.sum(0)
+
+        def mean(rows: Tensor, old: Tensor) -> Tensor:  # M-step; a centre without members stays
+            new = torch.tensordot(share.T, rows, 1) / _like(total.clamp(min=1e-12), old)
+            return torch.where(_like(total > 0, old), new, old)
+
+        centres = tree_map(mean, models, server["centres"])
+        return {"centres": centres, "members": server["members"].index_copy(0, cohort, mine)}
+
+    def _nearest(self, models: Tree, centres: Tree, before: Tensor) -> Tensor:
+        """The centre (K,) with the smallest squared distance; of equal ones, the one a client was in."""
+        names = under(models, self.compare)
+        distance = torch.stack([((models[n].unsqueeze(1) - centres[n]) ** 2).flatten(2).sum(2) for n in names]).sum(0)
+        best = distance.min(1)
+        return torch.where(distance.gather(1, before[:, None])[:, 0] <= best.values, before, best.indices)
+
+
+def _like(weights: Tensor, rows: Tensor) -> Tensor:
+    return weights.reshape((-1, *[1] * (rows.ndim - 1)))
