@@ -10,9 +10,9 @@ torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests 
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty folder of its own, so that none writes into the checkout."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
 
 
 @pytest.fixture

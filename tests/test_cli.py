@@ -161,7 +161,7 @@ def test_an_output_folder_that_holds_another_run() -> None:
 def test_compare_refuses_before_it_runs() -> None:
     assert "fedprot" in refused("compare", "local", "fedprot", "--experiment", "demo")
     assert "--seeds" in refused("compare", "local", "--experiment", "demo", "--seeds", "1,x")
-    assert "at least one method" in refused("compare", "rounds=3", "--experiment", "demo")
+    assert "needs different methods" in refused("compare", "rounds=3", "--experiment", "demo")
 
 
 def test_data_dir_by_option_and_by_environment() -> None:
@@ -174,3 +174,56 @@ def test_data_dir_by_option_and_by_environment() -> None:
     done = protofed(*words, env={**os.environ, "PROTOFED_DATA": "sets"})
     assert done.returncode == 0, done.stderr
     assert "looked for" in refused(*words)
+
+
+def test_partition_never_overwrites_a_run() -> None:
+    good("run", "demo", *SMALL, "--out", "out")
+    assert "holds other files" in refused("partition", "demo", *SMALL, "seed=5", "--out", "out")
+
+
+def test_compare_refuses_what_it_would_have_to_ignore() -> None:
+    words = ["--experiment", "demo", *SMALL]
+    assert "'seed=7'" in refused("compare", "local", "seed=7", *words)
+    assert "'method=local'" in refused("compare", "fedproto", "method=local", *words)
+    assert "different methods" in refused("compare", "local", "local", *words)
+    assert "'method.nope=1'" in refused("compare", "local", "fedproto", "method.nope=1", *words)
+    assert "averages one architecture" in refused("compare", "local", "fedavg", *words)  # before local is trained
+    good("compare", "local", "fedproto", "method.lam=0.5", *words, "--out", "c")
+    assert json.loads(Path("c/local-seed0/summary.json").read_text())["method"] == "local"
+
+
+def test_resume_needs_something_to_resume() -> None:
+    assert "there is no run in typo" in refused("run", "demo", *SMALL, "--out", "typo", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("optimizer.lr=inf", "optimizer.lr = inf"),
+        ("batch_size=100000000000000000000", "too large"),
+        ("partition.shots=100000000000000000000", "too large"),
+        ("engine.threads=100000", "engine.threads = 100000"),
+        ("device=cuda:99999999999999999999", "should be auto, cpu, cuda or cuda:N"),
+        ("partition.alpha=1e308", "partition.alpha"),
+        ("lr=0.1", "optimizer.lr"),
+        ("lam=0.1", "method.lam"),
+        ("evaluate=3", "should be a table"),
+        ("clients=2", "lists 3 models"),
+        ("clients=10000000", "clients"),
+        ("data.normalize=half", "accuracy"),
+    ],
+)
+def test_odd_values(override: str, part: str) -> None:
+    if override == "data.normalize=half":  # digits lie between 0 and 1, so this is fine
+        assert part in good("run", "demo", *SMALL, override)
+        return
+    extra = ["partition=dirichlet"] if "alpha" in override else []
+    assert part in refused("run", "demo", *extra, override)
+
+
+def test_folders_that_cannot_be_written() -> None:
+    Path("file").write_text("")
+    for out in ("file/sub", "/proc/protofed", "x" * 300):
+        for command in ("run", "partition"):
+            assert "error: " in refused(command, "demo", *SMALL, "--out", out)
+    assert "--data-dir" in refused("run", "demo", *SMALL, "--data-dir", "nowhere")

@@ -385,3 +385,40 @@ def test_shipped_settings_run_on_real_data(config: str, real_data: Path) -> None
     )
     result = run(plan, "out", data_dir=real_data)
     assert result.summary["accuracy_mean"] > 0.05
+
+
+def test_a_last_step_that_overflows_is_found() -> None:
+    with pytest.raises(UserError, match=r"no longer a number in round 1\. The state after round 0"):
+        run(small("optimizer.lr=1e38", "batch_size=1000", "local_epochs=1"), "out")
+
+
+def test_changed_samples_are_not_resumed() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 8, 8)).astype(np.float32), np.arange(60) % 3
+    np.savez("mine.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    plan = Experiment.load("demo", "data.name=mine.npz", "clients=4", "rounds=3", "partition=iid")
+    with pytest.raises(Interrupted):
+        run(plan, "out", watch=StopAfter(1))
+    np.savez("mine.npz", x_train=-x, y_train=y, x_test=x[:9], y_test=y[:9])
+    with pytest.raises(UserError, match="other data"):
+        run(plan, "out", resume=True)
+
+
+def test_the_last_phases_are_kept_counted_and_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small("method=fedbabu", "model=cnn_digits", "method.tune_epochs=1")
+    whole = run(plan, "whole")
+    assert whole.summary["bytes_down"] > sum(line["bytes_down"] for line in whole.rounds)
+    state, _ = RunFolder(Path("whole")).restore()
+    assert state is not None
+    assert not torch.equal(state.clients[0].params["head.fc.weight"], state.clients[1].params["head.fc.weight"])
+    Path("whole/summary.json").unlink()  # killed just before the end: nothing is tuned twice
+    run(plan, "whole", resume=True)
+    again, _ = RunFolder(Path("whole")).restore()
+    assert again is not None
+    for number, client in state.clients.items():
+        assert torch.equal(again.clients[number].params["head.fc.weight"], client.params["head.fc.weight"])
+
+
+def test_clients_that_never_took_part_are_counted() -> None:
+    summary = run(small("participation=0.2", "rounds=1"), "out").summary
+    assert (summary["clients"], summary["clients_trained"]) == (6, 1)

@@ -81,12 +81,14 @@ def test_the_hash_sees_where_a_sample_lies() -> None:
     assert len(set(variants)) == len(variants)
 
 
-def test_the_fingerprint_sees_labels_shapes_and_order() -> None:
+def test_the_fingerprint_sees_samples_labels_shapes_and_order() -> None:
     a, b = data("a"), data("b", classes=2)
     assert fingerprint([a, b]) == fingerprint([data("renamed"), b])
     assert len({fingerprint(d) for d in ([a], [b], [a, b], [b, a], [data(train=31)], [data(test=11)])}) == 6
-    wider = Domain("a", a.x_train.astype(np.float64), a.y_train.astype(np.int64), a.x_test, a.y_test, a.class_names)
-    assert fingerprint([wider]) == fingerprint([a]), "not the type of the numbers"
+    wider = Domain("a", a.x_train, a.y_train.astype(np.int32), a.x_test, a.y_test, a.class_names)
+    assert fingerprint([wider]) == fingerprint([a]), "not the type of the labels"
+    other = Domain("a", a.x_train + 1, a.y_train, a.x_test, a.y_test, a.class_names)
+    assert fingerprint([other]) != fingerprint([a])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

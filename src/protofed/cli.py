@@ -18,12 +18,14 @@ from protofed.data.partition import PARTITIONS
 from protofed.data.sources import available
 from protofed.errors import UserError
 from protofed.experiment import Experiment, configs, find, shipped
+from protofed.folder import RunFolder
 from protofed.methods import METHODS
 from protofed.models import MODELS
 from protofed.report import bubbles
 from protofed.report import compare as comparison
-from protofed.run import Interrupted, Result, prepare_split
+from protofed.run import Interrupted, Result, prepare, prepare_split
 from protofed.run import run as run_experiment
+from protofed.version import VERSION
 
 app = typer.Typer(
     name="protofed",
@@ -53,6 +55,19 @@ DataDir = Annotated[
 ]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        _say(f"protofed {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Options before any command."""
+
+
 @app.command()
 def run(
     experiment: ExperimentName,
@@ -73,6 +88,8 @@ def run(
     """
     plan = Experiment.load(experiment, *(overrides or []))
     folder = out or _new_folder(f"{find(experiment).stem}-{plan.method_name}-seed{plan.seed}", resume)
+    if resume and not RunFolder(folder).exists:
+        raise UserError(f"--resume: there is no run in {folder}. Check --out, or start it without --resume.")
     try:
         result = run_experiment(
             plan, folder, resume=resume, data_dir=data_dir, watch=progress.watch(console, plan.method_name)
@@ -139,16 +156,18 @@ def compare(
 
       protofed compare local fedproto --experiment demo --seeds 0,1,2
     """
-    overrides = [word for word in methods if "=" in word]
     names = [word for word in methods if "=" not in word]
-    if not names:
-        raise UserError("compare needs at least one method. See 'protofed list methods'.")
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"compare needs different methods, got {names}. See 'protofed list methods'.")
     plans = [
         (name, Experiment.load(experiment, f"method={name}", *overrides, f"seed={seed}"))
-        for name in names
+        for name, overrides in _shared_overrides(names, [word for word in methods if "=" in word]).items()
         for seed in _seeds(seeds)
     ]
     folder = out or Path("runs") / f"compare-{find(experiment).stem}"
+    for name, plan in plans:  # refuse now what would be refused after hours
+        RunFolder(folder / f"{name}-seed{plan.seed}").check(plan, resume=True)
+        prepare(plan, data_dir)
     results: dict[str, list[Result]] = {name: [] for name in names}
     for number, (name, plan) in enumerate(plans, 1):
         label = f"[{number}/{len(plans)}] {name} seed {plan.seed}"
@@ -170,6 +189,22 @@ def compare(
     _say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
 
 
+def _shared_overrides(names: list[str], overrides: list[str]) -> dict[str, list[str]]:
+    """The changes for each method: a key of [method] goes to those methods that have it."""
+    result: dict[str, list[str]] = {name: [] for name in names}
+    for word in overrides:
+        key = word.partition("=")[0].strip()
+        if key in ("method", "method.name", "seed"):
+            raise UserError(f"{word!r} cannot be changed in compare: name the methods, and give --seeds.")
+        field = key.removeprefix("method.") if key.startswith("method.") else None
+        takers = [n for n in names if field is None or (n in METHODS and field in schema.fields(METHODS[n]))]
+        if not takers:
+            raise UserError(f"unknown key {word!r}: none of {', '.join(names)} has it. See 'protofed list methods'.")
+        for name in takers:
+            result[name].append(word)
+    return result
+
+
 def _seeds(text: str) -> list[int]:
     try:
         seeds = [int(part) for part in text.split(",")]
@@ -184,6 +219,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> None:
     columns = {key: title for key, title in comparison.used(rows).items() if key not in ("accuracy_std", "pm_l")}
     table = Table(title=f"{title}: % over clients, mean ± std over seeds {rows[0]['seeds']}", title_justify="left")
     table.add_column("method")
+    table.add_column("judged by")
     for name in (*columns.values(), "params up / round", "seconds"):
         table.add_column(name, justify="right")
     best = {key: max((row[key][0] for row in rows if row[key]), default=None) for key in columns}
@@ -193,7 +229,7 @@ def _table(rows: list[dict[str, Any]], title: str) -> None:
             text = comparison.cell(row[key], len(row["seeds"]))
             cells.append(f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] else text)
         sent = comparison.sent(row["params_up_per_round"][0])
-        table.add_row(row["method"], *cells, sent, f"{row['seconds'][0]:.1f}")
+        table.add_row(row["method"], row["judged by"], *cells, sent, f"{row['seconds'][0]:.1f}")
     console.print(table)
 
 
@@ -211,13 +247,17 @@ def partition(
     plan = Experiment.load(experiment, *(overrides or []))
     domains, split = prepare_split(plan, data_dir)
     folder = out or Path("runs") / f"partition-{find(experiment).stem}"
+    if folder.is_dir() and {p.name for p in folder.iterdir()} - {"partition.npz", "partition.png"}:
+        raise UserError(f"--out {folder} holds other files. Name another folder for the partition.")
     folder.mkdir(parents=True, exist_ok=True)
     split.save(folder / "partition.npz", domains)
     bubbles.draw_split(split, domains, folder / "partition.png")
     for note in split.notes:
         _say(f"note: {note}")
     for what, value in bubbles.describe(split, domains).items():
-        _say(f"{what}: {value}")
+        if what != "hash":
+            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+            _say(f"{what}: {text}")
     _say(f"hash: {split.hash}\nfile: {folder / 'partition.npz'}\npicture: {folder / 'partition.png'}")
 
 

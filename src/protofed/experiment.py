@@ -1,6 +1,7 @@
 """One experiment: a TOML file and overrides in, a typed and validated object out."""
 
 import copy
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 import torch
 from annotated_types import Ge, Gt, Le
-from pydantic import StringConstraints
+from pydantic import AfterValidator
 
 from protofed import schema
 from protofed.data.partition import PARTITIONS
@@ -22,13 +23,19 @@ from protofed.models import MODELS
 from protofed.ops.optim import Optimizer
 
 
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
+        raise ValueError("should be auto, cpu, cuda or cuda:N")
+    return name
+
+
 @dataclass(frozen=True)
 class EngineChoice:
     """How clients are run (the [engine] section)."""
 
     name: Literal["reference"] = "reference"
     """One client after another."""
-    threads: Annotated[int, Ge(0)] = 0
+    threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads of torch on the CPU; 0 takes one for small models and all cores for large ones."""
 
 
@@ -69,7 +76,7 @@ class Scalars:
     """Every random number of the run follows from it."""
     rounds: Annotated[int, Ge(1)] = 50
     """Communication rounds."""
-    clients: Annotated[int, Ge(1)] = 20
+    clients: Annotated[int, Ge(1), Le(1_000_000)] = 20
     """How many there are."""
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the clients that take part in a round, at least one, drawn anew each round."""
@@ -79,7 +86,7 @@ class Scalars:
     """Samples in a training step."""
     drop_last: bool = False
     """Leave out a last batch that is not full (the papers' code does); a client's only batch always stays."""
-    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, AfterValidator(_device)] = "auto"
     """auto, cpu, cuda or cuda:N."""
 
 
@@ -100,7 +107,7 @@ class Experiment(Scalars):
         """From a file, or the name of a shipped one ("fedproto/mnist_n3"), with "key.sub=value" overrides."""
         path = find(source)
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is not valid TOML: {error}.") from None
         return cls.from_dict(override(raw, overrides))
@@ -111,13 +118,13 @@ class Experiment(Scalars):
         raw = dict(raw)
         sections = {name: raw.pop(name, {}) for name in SECTIONS}
         for name, section in sections.items():
-            if isinstance(section, str):
+            if isinstance(section, str) or (name == "model" and _all_names(section)):
                 sections[name] = {"name": section}
             elif not isinstance(section, dict) and not (name == "model" and isinstance(section, list)):
                 raise UserError(f"{name} = {section!r} should be a table: write [{name}] and its keys below it.")
         for key, value in raw.items():
             if key not in schema.fields(Scalars):
-                raise UserError(f"unknown key {key} = {value!r}. {nearest(key, [*schema.fields(Scalars), *SECTIONS])}")
+                raise UserError(f"unknown key {key} = {value!r}. {_nearest_key(key, sections)}")
         return cls(
             **schema.check("", Scalars, raw),
             method=_method(sections["method"]),
@@ -127,7 +134,15 @@ class Experiment(Scalars):
             optimizer=Optimizer(**schema.check("optimizer", Optimizer, sections["optimizer"])),
             engine=EngineChoice(**schema.check("engine", EngineChoice, sections["engine"])),
             evaluate=Evaluate(**schema.check("evaluate", Evaluate, sections["evaluate"])),
-        )
+        ).checked()
+
+    def checked(self) -> "Experiment":
+        """What no key alone can tell."""
+        if len(self.model) > self.clients:
+            raise UserError(
+                f"model.name lists {len(self.model)} models, but there are only clients = {self.clients}. List fewer."
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Every key with its value, as `from_dict` takes it."""
@@ -170,6 +185,7 @@ class Experiment(Scalars):
 
 
 SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate")
+SHORT = ("method", "model", "data", "partition", "optimizer", "engine")  # "method=fedavg" is "method.name=fedavg"
 NAMED = ("method", "model", "partition")  # their keys depend on their name
 
 
@@ -182,7 +198,7 @@ def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]
         if section in NAMED and is_name and _name(result.get(section)) != value:
             result[section] = {"name": value}
     for keys, value in pairs:
-        if len(keys) == 1 and keys[0] in SECTIONS and not isinstance(value, dict):
+        if len(keys) == 1 and keys[0] in SHORT and not isinstance(value, dict):
             keys = [keys[0], "name"]
         table: Any = result
         for key in keys[:-1]:
@@ -193,6 +209,26 @@ def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             table[key] = table = inner
         table[keys[-1]] = value
     return result
+
+
+def _all_names(section: Any) -> bool:
+    return isinstance(section, list) and bool(section) and all(isinstance(name, str) for name in section)
+
+
+def _nearest_key(key: str, sections: Mapping[str, Any]) -> str:
+    """A key of some section, or the nearest one outside of any."""
+    kinds: dict[str, Any] = {
+        "method": METHODS.get(_name(sections["method"]) or "fedproto"),
+        "partition": PARTITIONS.get(_name(sections["partition"]) or "nway_kshot"),
+        "optimizer": Optimizer,
+        "data": Data,
+        "engine": EngineChoice,
+        "evaluate": Evaluate,
+    }
+    for section, kind in kinds.items():
+        if kind is not None and key in schema.fields(kind):
+            return f"Did you mean {section}.{key}?"
+    return nearest(key, [*schema.fields(Scalars), *SECTIONS])
 
 
 def _pair(text: str) -> tuple[list[str], Any]:

@@ -50,17 +50,17 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file. Name a folder.")
         if not self.exists:
-            if self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+            if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
                 raise UserError(f"--out {self.path} holds files that are no run. Name another folder with --out.")
             return
         if not resume:
             what = "a finished run" if self.finished else "an unfinished run"
             remedy = "Name another folder with --out" + ("" if self.finished else ", or continue it with --resume")
             raise UserError(f"--out {self.path} already holds {what}. {remedy}.")
-        changed = differences(self.experiment_dict(), experiment.to_dict())
+        changed = differences(self.experiment_dict(), tomllib.loads(experiment.to_toml()))
         if changed:
             raise UserError(
-                f"--resume: {self.path} was started with another experiment: {'; '.join(changed)} (there -> now). "
+                f"{self.path} was started with another experiment: {'; '.join(changed)} (there -> now). "
                 "Give the same experiment, or another folder with --out."
             )
 
@@ -95,14 +95,20 @@ class RunFolder:
         if not path.is_file():
             return []
         whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        return [json.loads(line) for line in whole]
+        try:
+            return [json.loads(line) for line in whole]
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}). Mend or remove that line, and try again.") from None
 
     def append_round(self, line: dict[str, Any]) -> None:
         with open(self.file("rounds.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def summary(self) -> dict[str, Any]:
-        summary: dict[str, Any] = json.loads(self.file("summary.json").read_text(encoding="utf-8"))
+        try:
+            summary: dict[str, Any] = json.loads(self.file("summary.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{self.file('summary.json')} is damaged ({error}). Remove it and --resume.") from None
         return summary
 
     # checkpoints
@@ -138,7 +144,8 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Whole checkpoints, the newest first."""
         folder = self.file("checkpoints")
-        return sorted((p for p in folder.glob("round-*") if p.is_dir()), reverse=True) if folder.is_dir() else []
+        found = [p for p in folder.glob("round-*") if p.is_dir()] if folder.is_dir() else []
+        return sorted(found, key=lambda p: int(p.name.removeprefix("round-")), reverse=True)
 
     def restore(self) -> tuple[State | None, list[str]]:
         """The newest checkpoint that is whole, and a remark for each that is not."""
@@ -146,8 +153,10 @@ class RunFolder:
         for folder in self.checkpoints():
             try:
                 return self._read(folder), remarks
-            except (OSError, ValueError, KeyError) as error:
-                remarks.append(f"checkpoint {folder.name} is damaged ({error}); going back to the one before it")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                remarks.append(
+                    f"checkpoint {folder.name} is damaged ({error}); going back to the one before it, if any"
+                )
         return None, remarks
 
     def _read(self, folder: Path) -> State:
@@ -165,10 +174,11 @@ class RunFolder:
             about["totals"],
         )
 
-    def cut(self, round: int) -> None:
-        """Forget the lines of rounds after this one: they will be run again."""
+    def cut(self, round: int) -> list[dict[str, Any]]:
+        """Forget the lines of rounds after this one, which will be run again; returns those that stay."""
         lines = [line for line in self.rounds() if line["round"] <= round]
         self.write("rounds.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        return lines
 
     def _checkpoint(self, round: int) -> Path:
         return self.file("checkpoints") / f"round-{round:06d}"

@@ -111,6 +111,10 @@ def global_numbers(method: Method, tally: Tally | None) -> dict[str, Any]:
 
 def personal_numbers(method: Method, tallies: Sequence[Tally], counts: Tensor) -> dict[str, Any]:
     """Personal models on the global test set: PM(V) counts the classes a client holds, PM(L) by how often."""
-    held = [t[method.inference].accuracy((n > 0).double()) for t, n in zip(tallies, counts, strict=True)]
-    share = [t[method.inference].accuracy(n / n.sum()) for t, n in zip(tallies, counts, strict=True)]
-    return {"pm_v": spread(held).mean, "pm_l": spread(share).mean}
+    each = [personal(t[method.inference], n) for t, n in zip(tallies, counts, strict=True)]
+    return {"pm_v": spread([held for held, _ in each]).mean, "pm_l": spread([share for _, share in each]).mean}
+
+
+def personal(correct: Correct, counts: Tensor) -> tuple[float | None, float | None]:
+    """PM(V) and PM(L) of one client with these training samples per class (C,)."""
+    return correct.accuracy((counts > 0).double()), correct.accuracy(counts / counts.sum().clamp(min=1))

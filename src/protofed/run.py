@@ -25,7 +25,7 @@ from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
-from protofed.metrics import add, global_numbers, global_own_numbers, judged_by, own_numbers, personal_numbers
+from protofed.metrics import add, global_numbers, global_own_numbers, judged_by, own_numbers, personal, personal_numbers
 from protofed.ops import random
 from protofed.report import bubbles, pictures
 from protofed.version import VERSION
@@ -76,7 +76,7 @@ class Prepared(NamedTuple):
 
 def prepare_split(experiment: Experiment, data_dir: Path | None = None) -> tuple[list[Domain], Split]:
     """Who has what in this experiment."""
-    domains = load(experiment.data, data_dir, experiment.seed)
+    domains = load(experiment.data, data_dir)
     return domains, experiment.partition(domains, experiment.clients, experiment.seed)
 
 
@@ -123,7 +123,7 @@ def run(
     if folder.finished:
         return Result(folder.path, folder.summary())
     prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
-    with folder.locked(), _threads(experiment, prepared.engine), _disk(folder):
+    with _disk(folder), folder.locked(), _threads(experiment, prepared.engine):
         state = _open(folder, experiment, prepared, watch)
         watch.start(experiment, state.round)
         try:
@@ -141,10 +141,13 @@ def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: 
     if not started:
         folder.write("experiment.toml", experiment.to_toml())
     saved = folder.file("partition.npz")
-    if started and saved.is_file() and Split.load(saved).hash != prepared.split.hash:
-        raise UserError(
-            f"--resume: the data no longer gives the partition saved in {saved}. Restore the data, or start anew."
-        )
+    if started and saved.is_file():
+        before = Split.load(saved)
+        if (before.hash, before.fingerprint) != (prepared.split.hash, prepared.split.fingerprint):
+            raise UserError(
+                f"{folder.path} was started with other data: it no longer gives the partition in {saved}. "
+                "Restore the data, or start anew with another --out."
+            )
     prepared.split.save(saved, prepared.domains)
     folder.write_json("environment.json", environment(experiment))
     bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
@@ -155,16 +158,21 @@ def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: 
         watch.note(remark)
     if started:
         watch.note(f"resuming {folder.path} after round {state.round if state else 0}")
+    fresh = state is None
     if state is None:
         state = State(0, experiment.method.init_server(prepared.engine.specs()[0]), {}, _no_totals())
-    folder.cut(state.round)
+    if len(folder.cut(state.round)) < state.round:
+        watch.note(f"rounds.jsonl lacks some of the {state.round} rounds done; the curve will have gaps")
     here = experiment.torch_device()
     server, clients = tree_map(lambda tensor: tensor.to(here), (state.server, state.clients))
-    return state._replace(server=server, clients=clients)
+    state = state._replace(server=server, clients=clients)
+    if fresh:
+        folder.save(state)  # so that there is always something to fall back to
+    return state
 
 
 def _no_totals() -> dict[str, Any]:
-    return {"params_up": 0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "participations": {}}
+    return {"params_up": 0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "participations": {}, "finished": False}
 
 
 def _rounds(
@@ -177,14 +185,14 @@ def _rounds(
 ) -> State:
     """Every round that is left."""
     method = experiment.method
-    saved_at = time.monotonic()
+    saved_at, save_seconds = time.monotonic(), 0.0
     engine.clients = state.clients
     try:
         for round in range(state.round, experiment.rounds):
             started = time.perf_counter()
             cohort = draw_cohort(experiment, round)
             trained = engine.train(method, state.server, cohort, round)
-            _refuse_nan(folder, state, trained, cohort, round)
+            _refuse_nan(folder, state, trained, cohort, f"in round {round + 1}")
             server = method.aggregate(state.server, trained.up, torch.tensor(cohort, device=experiment.torch_device()))
             train_seconds = time.perf_counter() - started
 
@@ -205,9 +213,12 @@ def _rounds(
             folder.append_round(line)  # a line too many is cut when resuming; one too few could not be mended
             state = after
             watch.round(line)
-            if time.monotonic() - saved_at >= checkpoint_seconds or state.round == experiment.rounds:
+            pause = max(checkpoint_seconds, 10 * save_seconds) if checkpoint_seconds else 0.0
+            if time.monotonic() - saved_at >= pause or state.round == experiment.rounds:
+                save_seconds = -time.monotonic()
                 folder.save(state)
                 saved_at = time.monotonic()
+                save_seconds += saved_at
     except KeyboardInterrupt:
         folder.save(state)
         raise Interrupted(f"stopped after round {state.round} of {experiment.rounds}") from None
@@ -228,16 +239,16 @@ def _mean_loss(trained: Trained) -> float | None:
     return float(total.value) if float(total.weight) > 0 else None
 
 
-def _refuse_nan(folder: RunFolder, state: State, trained: Trained, cohort: Sequence[int], round: int) -> None:
-    losses = torch.stack([loss.total for loss in trained.losses])
-    if bool(torch.isfinite(losses).all()):
+def _refuse_nan(folder: RunFolder, state: State, trained: Trained, cohort: Sequence[int], when: str) -> None:
+    """A client whose loss, parameters or upload are no numbers ends the run; nothing of its round is kept."""
+    bad = [number for number, ok in zip(cohort, trained.finite.tolist(), strict=True) if not ok]
+    if not bad:
         return
     folder.save(state)
-    bad = [number for number, ok in zip(cohort, torch.isfinite(losses).tolist(), strict=True) if not ok]
     others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     raise UserError(
-        f"the loss of client {bad[0]}{others} is no longer a number in round {round + 1}. The state after round "
-        f"{round} is kept in {folder.path}. Lower optimizer.lr, set optimizer.clip, or look at that client's data."
+        f"the loss of client {bad[0]}{others} is no longer a number {when}. The state after round {state.round} is "
+        f"kept in {folder.path}. Start anew with a lower optimizer.lr or optimizer.clip, or look at that client's data."
     )
 
 
@@ -246,7 +257,7 @@ def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) ->
     for number in cohort:
         taken[str(number)] = taken.get(str(number), 0) + 1
     sums = {key: old[key] + line[key] for key in ("params_up", "bytes_up", "bytes_down", "seconds")}
-    return {**sums, "participations": taken}
+    return {**sums, "participations": taken, "finished": False}
 
 
 # measuring
@@ -280,16 +291,26 @@ def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state
     engine, method = prepared.engine, experiment.method
     everyone = range(experiment.clients)
     started = time.perf_counter()
-    engine.clients = {**state.clients, **engine.finish(method, state.server, everyone, experiment.rounds)}
     counts = engine.counts(everyone)
     own, wide, whole = [], [], []  # personal models on own and on all test samples, the global model on own ones
     has_global = method.global_client(state.server) is not None
+    totals, tuned = dict(state.totals), dict(state.clients)
     for some in (everyone[i : i + 10] for i in range(0, len(everyone), 10)):
+        if method.last_phases() and not totals["finished"]:
+            trained = engine.finish(method, state.server, some, experiment.rounds)
+            _refuse_nan(folder, state, trained, some, "after the last round")
+            tuned |= trained.clients
+            totals["bytes_down"] += trained.received.bytes
+        engine.clients = tuned
         own += engine.evaluate(method, state.server, some, on="own", who="personal")
         wide += engine.evaluate(method, state.server, some, on="global", who="personal")
         whole += engine.evaluate(method, state.server, some, on="own", who="global") if has_global else []
         watch.measured(some[-1] + 1, len(everyone))
-    seconds = time.perf_counter() - started
+    totals["seconds"] += time.perf_counter() - started
+    folder.save(state._replace(clients=tuned, totals=totals | {"finished": True}))
+    trained_clients = len(totals["participations"])
+    if trained_clients < experiment.clients:
+        watch.note(f"{experiment.clients - trained_clients} clients never took part and are measured as they began")
 
     records = []
     for number in everyone:
@@ -306,18 +327,19 @@ def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state
                 "accuracy": own[number][judged_by(method)].accuracy(),
                 **{f"accuracy_{kind}": tally.accuracy() for kind, tally in own[number].items()},
                 "accuracy_global": whole[number][judged_by(method)].accuracy() if whole else None,
-                "pm_v": wide[number][method.inference].accuracy((n > 0).double()),
-                "pm_l": wide[number][method.inference].accuracy(n / n.sum()),
+                **dict(zip(("pm_v", "pm_l"), personal(wide[number][method.inference], n), strict=True)),
                 "per_class": own[number][judged_by(method)].per_class(),
             }
         )
     folder.write("clients.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
-    totals = state.totals
     summary = {
         "method": experiment.method_name,
+        "inference": method.inference,
+        "candidates": method.candidates,
         "rounds": experiment.rounds,
         "seed": experiment.seed,
         "clients": experiment.clients,
+        "clients_trained": trained_clients,
         **own_numbers(method, own),
         "accuracy_global_mean": global_own_numbers(method, whole)["accuracy_global_mean"] if whole else None,
         **global_numbers(method, engine.global_tally(method, state.server)),
@@ -326,7 +348,7 @@ def _finish(folder: RunFolder, experiment: Experiment, prepared: Prepared, state
         "params_up_per_round": totals["params_up"] / experiment.rounds,
         "bytes_up": totals["bytes_up"],
         "bytes_down": totals["bytes_down"],
-        "seconds": totals["seconds"] + seconds,
+        "seconds": totals["seconds"],
         "partition": prepared.split.hash,
     }
     pictures.curve(folder.rounds(), experiment.method_name, folder.file("accuracy.png"))

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from protofed.errors import UserError, nearest
 
-POSITIONAL = 2  # a model's first two arguments, input shape and classes, come from the data
+LARGEST = 1_000_000_000  # no key means anything beyond it
 
 
 def fields(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
@@ -35,7 +35,9 @@ def check(section: str, target: Callable[..., Any], raw: Mapping[str, Any]) -> d
     for key, value in raw.items():
         if key not in known:
             raise UserError(f"unknown key {join(section, key)} = {value!r}. {nearest(key, known)}")
-    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UserError(f"{join(section, key)} = {value} is too large. Use at most {LARGEST:,}.")
+    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     model = create_model("Section", __config__=config, **{k: (t, d) for k, (t, d) in known.items()})  # type: ignore[call-overload]
     given = {k: tuple(v) if isinstance(v, list) and isinstance(known[k][1], tuple) else v for k, v in raw.items()}
     try:

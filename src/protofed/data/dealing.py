@@ -35,6 +35,11 @@ def only(domains: Sequence[Domain], clients: int, name: str) -> Domain:
         )
     if clients < 1:
         raise UserError(f"clients = {clients}: there must be at least one. Set clients to 1 or more.")
+    if clients > len(domains[0].y_train):
+        raise UserError(
+            f"clients = {clients}, but {domains[0].name} has {len(domains[0].y_train)} training samples. "
+            "Use fewer clients or more data."
+        )
     return domains[0]
 
 

@@ -127,7 +127,7 @@ def _redraw(rule: _Rule, totals: np.ndarray, clients: int, rng: np.random.Genera
 class Dirichlet:
     """Each class is dealt in Dirichlet shares to clients that are not full yet, two classes each (FedNH)."""
 
-    alpha: Annotated[float, Gt(0)] = 0.3
+    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.3
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 0
     """So many training samples, drawn at random, are dealt; 0: all."""
@@ -151,7 +151,7 @@ class Dirichlet:
 class DirichletMPFedCL:
     """The first samples of the file in Dirichlet shares; tested on slices of the test set, all classes (MP-FedCL)."""
 
-    alpha: Annotated[float, Gt(0)] = 0.05
+    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.05
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 2000
     """So many training samples are dealt; 0: all."""
@@ -175,7 +175,7 @@ class DirichletMPFedCL:
 class DirichletFedPR:
     """Samples drawn at random in Dirichlet shares; everyone is tested on the whole test set (FedPR)."""
 
-    alpha: Annotated[float, Gt(0)] = 0.05
+    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.05
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 2000
     """So many training samples, drawn at random, are dealt; 0: all."""

@@ -44,7 +44,6 @@ class Federation:
         self.device = torch.device(device)
         self.split, self.class_names = split, domains[0].class_names
         self.classes = len(self.class_names)
-        self.domain_names = [domain.name for domain in domains]
         self.shapes = [domain.shape for domain in domains]
         odd = [shape for shape in self.shapes if len(shape) != 3]
         if self.augmentations and odd:
@@ -147,13 +146,17 @@ class _scaler:
 
     def __init__(self, domain: Domain, normalize: str) -> None:
         sample = domain.x_train
-        self.whole = np.issubdtype(sample.dtype, np.integer) and sample.dtype != np.uint8  # tokens stay what they are
         self.unit = 255.0 if sample.dtype == np.uint8 else 1.0
         self.mean: np.ndarray = np.zeros(1, np.float32)
         self.std: np.ndarray = np.ones(1, np.float32)
         if normalize == "half":
             self.mean = self.std = np.full(1, 0.5, np.float32)
-        elif normalize == "auto" and not self.whole:
+            if sample.min() < 0 or sample.max() > self.unit:
+                raise UserError(
+                    f"data.normalize = 'half' is for pixels, but {domain.name} has values from {sample.min()} to "
+                    f"{sample.max()}. Use data.normalize = 'auto'."
+                )
+        elif normalize == "auto":
             axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
             mean = sample.mean(axis=axes, dtype=np.float64) / self.unit
             std = sample.std(axis=axes, dtype=np.float64) / self.unit
@@ -162,6 +165,4 @@ class _scaler:
             self.std = np.where(std > 1e-6, std, 1).reshape(shape).astype(np.float32)
 
     def __call__(self, x: np.ndarray) -> Tensor:
-        if self.whole:
-            return torch.from_numpy(x.astype(np.int64))
         return torch.from_numpy((x.astype(np.float32) / self.unit - self.mean) / self.std)

@@ -57,7 +57,7 @@ def kind_of(path: Path) -> str:
             return "idx"
         top = _folders(path)
         inner = _folders(top["train"]) if "train" in top else top
-        return "images" if any(_is_image(path) for folder in inner.values() for path in folder.rglob("*")) else ""
+        return "images" if any(_is_image(path) for folder in inner.values() for path in folder.iterdir()) else ""
     except OSError:  # no permission to look, or a name too long to be a path
         return ""
 
@@ -203,7 +203,7 @@ def _folders(folder: Path) -> dict[str, Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if _is_image(path))
+    return sorted(path for path in folder.iterdir() if _is_image(path))
 
 
 def _is_image(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from sklearn.datasets import load_digits
 
 from protofed.data.domain import Domain
@@ -32,7 +32,7 @@ class Data:
     """A side table (.npz) of natural owners, row for row with the data: arrays NAME_train and NAME_test."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
     """Share held back as test data, class by class, where a source has no test part of its own."""
-    size: Annotated[int, Ge(0)] = 0
+    size: Annotated[int, Ge(0), Le(4096)] = 0
     """Resize images to size x size; 0 keeps them."""
     channels: Literal[0, 1, 3] = 0
     """Turn images into grey (1) or colour (3); 0 keeps them."""
@@ -43,11 +43,13 @@ class Data:
     noise: Annotated[float, Ge(0)] = 0.1
     """spiral: standard deviation of the angle, in radians. FedNH prints N(0, 1), which is noise = 1.0, but the
     arms start only pi/3 = 1.05 apart: at 1.0 no classifier can pass 39 % accuracy, at 0.1 the best possible is 94 %."""
-    counts: Annotated[list[Annotated[int, Ge(1)]], MinLen(1)] = field(default_factory=lambda: [3000] * 6)
+    counts: Annotated[list[Annotated[int, Ge(1), Le(10_000_000)]], MinLen(1)] = field(
+        default_factory=lambda: [3000] * 6
+    )
     """spiral: training samples of each class. FedNH's imbalanced set is [3000, 1500, 750, 375, 187, 93]."""
 
 
-def load(data: Data, data_dir: Path | None, seed: int) -> list[Domain]:
+def load(data: Data, data_dir: Path | None) -> list[Domain]:
     """One Domain per name in `data.name`, all with the same classes."""
     names = [data.name] if isinstance(data.name, str) else list(data.name)
     if not names or not all(name.rpartition(":")[2].strip() for name in names):
@@ -61,7 +63,9 @@ def load(data: Data, data_dir: Path | None, seed: int) -> list[Domain]:
             f"data.ids goes row for row with one data set, but data.name lists {len(names)}. "
             "Put the arrays NAME_train and NAME_test into each .npz instead."
         )
-    return _same_classes([_load(name, data, data_root(data_dir), seed) for name in names])
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(f"--data-dir {data_dir} is not a folder. Name the folder that holds the data sets.")
+    return _same_classes([_load(name, data, data_root(data_dir)) for name in names])
 
 
 def available(data_dir: Path | None) -> list[dict[str, str]]:
@@ -84,13 +88,12 @@ def data_root(data_dir: Path | None) -> Path:
     return data_dir or Path(os.environ.get("PROTOFED_DATA") or "data")
 
 
-def _load(name: str, data: Data, root: Path, seed: int) -> Domain:
-    rng = np.random.default_rng([seed, FIXED])
+def _load(name: str, data: Data, root: Path) -> Domain:
+    rng = np.random.default_rng(FIXED)  # a test part that has to be held back belongs to the data set, not to a run
     where = name
     if name == "digits":
         images, labels = load_digits(return_X_y=True)
         found = Found(((images / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels))
-        rng = np.random.default_rng(FIXED)
     elif name == "spiral":
         found = _spiral(data.counts, data.noise)
     elif name.startswith("hf:"):
@@ -139,9 +142,9 @@ def _find(name: str, root: Path) -> Path:
     known = {row["name"] for row in available(root) if row["kind"] != "ids"}
     looked = ", ".join(map(str, places)) + ("" if root.is_dir() else f" (there is no folder {root})")
     raise UserError(
-        f"No data set {name!r}: looked for {looked}. {nearest(name, known)} Put {Path(name).name}.npz into --data-dir "
-        "or $PROTOFED_DATA, or use hf:NAME (pip install 'protofed[hub]') or torchvision:NAME (pip install "
-        "'protofed[vision]')."
+        f"data.name = {name!r} is no data set: looked for {looked}. {nearest(name, known)} "
+        f"Put {Path(name).name}.npz into --data-dir or $PROTOFED_DATA, or use hf:NAME (pip install 'protofed[hub]') "
+        "or torchvision:NAME (pip install 'protofed[vision]')."
     )
 
 

@@ -16,6 +16,7 @@ class Trained(NamedTuple):
     up: Tree  # all uploads, merged
     clients: dict[int, Client]
     losses: list[Mean]  # one per client of the cohort
+    finite: Tensor  # (K,) whether all of a client's loss, parameters and upload are numbers
     sent: Size  # over the cohort
     received: Size
 
@@ -34,8 +35,8 @@ class Engine(Protocol):
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         """Local training of these clients."""
 
-    def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> dict[int, Client]:
-        """The last phases of these clients, after the last round."""
+    def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        """The last phases of these clients, after the last round; nothing goes up."""
 
     def counts(self, cohort: Sequence[int]) -> Tensor:
         """Training samples per class (K, C)."""

@@ -18,7 +18,7 @@ from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
 from protofed.ops import random
 from protofed.ops.optim import Optimizer
-from protofed.ops.trees import alone, deal, merge
+from protofed.ops.trees import all_finite, alone, deal, merge
 
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
@@ -58,7 +58,13 @@ class ReferenceEngine:
         return name
 
     def _build(self, name: str, build: Build, shape: tuple[int, ...], seed: int) -> tuple[Spec, nn.Module]:
-        module: Any = fresh(lambda: build(shape, self.federation.classes), seed)
+        try:
+            module: Any = fresh(lambda: build(shape, self.federation.classes), seed)
+        except UserError as error:
+            raise UserError(f"model.name = {name!r}: {error}") from None
+        except (RuntimeError, MemoryError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"model.name = {name!r} cannot be built ({reason}). Use a smaller model.") from None
         params, buffers = self._here(state(module))
         return Spec(name, self.federation.classes, module.dim, params, buffers, seed, self.federation.clients), module
 
@@ -119,26 +125,27 @@ class ReferenceEngine:
                 self.local_epochs,
             )
             updates.append(update)
-            sent, received = sent + measure(update.up), received + measure(mine)
+            sent = sent + measure(update.up)
+            received = received + measure(mine)
         return Trained(
             up=reduce(merge, (alone(update.up) for update in updates)),
             clients={number: update.client for number, update in zip(cohort, updates, strict=True)},
             losses=[update.loss for update in updates],
+            finite=torch.stack([all_finite((update.loss, update.client.params, update.up)) for update in updates]),
             sent=sent,
             received=received,
         )
 
-    def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> dict[int, Client]:
+    def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         phases = method.last_phases()
-        if not phases:
-            return {}
         down = method.broadcast(server, self._ids(cohort))
-        finished = {}
+        finished, losses, received = {}, [], Size(0, 0)
         for row, number in enumerate(cohort):
             model, mine = self._models[self.architectures[number]], deal(down, row)
             data = self.federation.local(number, round)
             client = method.last_receive(model, self.client(method, number), data, mine)
-            finished[number], _, _ = local.train(
+            received = received + measure(mine)
+            finished[number], loss, _ = local.train(
                 method,
                 model,
                 self.optimizer,
@@ -150,7 +157,9 @@ class ReferenceEngine:
                 self.optimizer.rate(round),
                 self.local_epochs,
             )
-        return finished
+            losses.append(loss)
+        finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
+        return Trained({}, finished, losses, finite, Size(0, 0), received)
 
     def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
         down = method.broadcast(server, self._ids(cohort))

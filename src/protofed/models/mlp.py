@@ -4,11 +4,11 @@ from collections import OrderedDict
 from math import prod
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
-Size = Annotated[int, Ge(1)]
+Size = Annotated[int, Ge(1), Le(65_536)]
 
 
 class Net(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from protofed.method import Each, Mean, Params, Tree
 
@@ -37,6 +37,12 @@ def squared_distance(left: Params, right: Params) -> Tensor:
     """Sum over all shared names of the squared differences."""
     parts = [((left[name] - right[name]) ** 2).sum() for name in left if name in right]
     return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+def all_finite(tree: Tree) -> Tensor:
+    """Whether there is neither NaN nor infinity in a tree, as a tensor."""
+    leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
+    return torch.stack([torch.isfinite(leaf).all() for leaf in leaves]).all()
 
 
 def is_node(node: Any) -> bool:

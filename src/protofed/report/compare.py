@@ -27,7 +27,9 @@ def rows(results: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
     """One row a method: every number as (mean, deviation over seeds), None where the method has none."""
     table = []
     for method, runs in results.items():
-        row: dict[str, Any] = {"method": method, "seeds": [r.summary["seed"] for r in runs]}
+        first = runs[0].summary
+        row: dict[str, Any] = {"method": method, "judged by": f"{first['inference']}, {first['candidates']} classes"}
+        row["seeds"] = [r.summary["seed"] for r in runs]
         for key in (*COLUMNS, "params_up_per_round", "bytes_up", "bytes_down", "seconds"):
             values = [r.summary[key] for r in runs if r.summary[key] is not None]
             row[key] = [float(np.mean(values)), float(np.std(values))] if values else None
@@ -59,12 +61,12 @@ def used(table: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def markdown(table: Sequence[Mapping[str, Any]]) -> str:
     """The table for a page."""
     columns = used(table)
-    titles = ["method", *columns.values(), "params up / round", "seconds"]
+    titles = ["method", "judged by", *columns.values(), "params up / round", "seconds"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in table:
         cells = [cell(row[key], len(row["seeds"])) for key in columns]
         tail = [sent(row["params_up_per_round"][0]), f"{row['seconds'][0]:.1f}"]
-        lines.append("| " + " | ".join([row["method"], *cells, *tail]) + " |")
+        lines.append("| " + " | ".join([row["method"], row["judged by"], *cells, *tail]) + " |")
     return "\n".join(lines) + "\n"
 
 
