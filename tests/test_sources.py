@@ -303,7 +303,7 @@ def test_a_missing_name_says_where_it_looked_and_what_there_is(tmp_path: Path) -
         assert words in message
     assert "digits, fashion, spiral" in failure("zzzz", tmp_path)
     assert "gone is not a folder" in failure("zzzz", tmp_path / "gone")
-    assert "No data set" in failure("n" * 5000, tmp_path)
+    assert "is no data set" in failure("n" * 5000, tmp_path)
 
 
 def test_names_that_cannot_be(tmp_path: Path) -> None:
