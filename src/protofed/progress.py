@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from protofed.experiment import Experiment
 from protofed.report.compare import sent
-from protofed.run import Watch
+from protofed.results import Watch
 
 LINE_SECONDS = 5.0  # between two plain lines
 

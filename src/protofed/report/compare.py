@@ -9,7 +9,7 @@ import numpy as np
 
 from protofed.atomic import write_atomically
 from protofed.report import pictures
-from protofed.run import Result
+from protofed.results import Result
 
 COLUMNS = {
     "accuracy_mean": "accuracy",

@@ -1,0 +1,189 @@
+"""What a run tells: the numbers of a round, every client at the end, and the summary."""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from protofed.data.domain import Domain
+from protofed.data.split import Split
+from protofed.engines import Engine, Trained
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder, State
+from protofed.metrics import (
+    add,
+    global_numbers,
+    global_own_numbers,
+    judged_by,
+    own_numbers,
+    personal,
+    personal_numbers,
+)
+from protofed.report import pictures
+from protofed.version import VERSION
+
+
+class Watch:
+    """Told what happens in a run; does nothing with it."""
+
+    def start(self, experiment: Experiment, done: int) -> None: ...
+    def round(self, line: dict[str, Any]) -> None: ...
+    def measured(self, done: int, clients: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class Result(NamedTuple):
+    """A finished run."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One record a round."""
+        return RunFolder(self.folder).rounds()
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """One record a client, after the last round."""
+        text = (self.folder / "clients.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def refuse_nan(folder: RunFolder, state: State, trained: Trained, cohort: Sequence[int], when: str) -> None:
+    """A client whose loss, parameters or upload are no numbers ends the run; nothing of its round is kept."""
+    bad = [number for number, ok in zip(cohort, trained.finite.tolist(), strict=True) if not ok]
+    if not bad:
+        return
+    folder.save(state)
+    others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    raise UserError(
+        f"the loss of client {bad[0]}{others} is no longer a number {when}. The state after round {state.round} is "
+        f"kept in {folder.path}. Start anew with a lower optimizer.lr or optimizer.clip, or look at that client's data."
+    )
+
+
+def _due(every: int, round: int, rounds: int) -> bool:
+    return round == rounds or (every > 0 and round % every == 0)
+
+
+def round_numbers(
+    experiment: Experiment, engine: Engine, server: Any, cohort: Sequence[int], round: int
+) -> dict[str, Any]:
+    """The numbers of a round; after the last one they are taken again, over all clients."""
+    method, when = experiment.method, experiment.evaluate
+    numbers: dict[str, Any] = {}
+    if _due(when.own, round, experiment.rounds):
+        numbers |= own_numbers(method, engine.evaluate(method, server, cohort, on="own", who="personal"))
+        if method.global_client(server) is not None:
+            numbers |= global_own_numbers(method, engine.evaluate(method, server, cohort, on="own", who="global"))
+    if when.gm > 0 and _due(when.gm, round, experiment.rounds):
+        numbers |= global_numbers(method, engine.global_tally(method, server))
+    if when.pm > 0 and _due(when.pm, round, experiment.rounds):
+        tallies = engine.evaluate(method, server, cohort, on="global", who="personal")
+        numbers |= personal_numbers(method, tallies, engine.counts(cohort))
+    return numbers
+
+
+def finish(
+    folder: RunFolder,
+    experiment: Experiment,
+    domains: Sequence[Domain],
+    split: Split,
+    engine: Engine,
+    state: State,
+    watch: Watch,
+) -> Result:
+    """The last phases, then every client is measured, and the summary is written last of all."""
+    method = experiment.method
+    everyone = range(experiment.clients)
+    started = time.perf_counter()
+    counts = engine.counts(everyone)
+    own, wide, whole = [], [], []  # personal models on own and on all test samples, the global model on own ones
+    has_global = method.global_client(state.server) is not None
+    totals, tuned = dict(state.totals), dict(state.clients)
+    for some in (everyone[i : i + 10] for i in range(0, len(everyone), 10)):
+        if method.last_phases() and not totals["finished"]:
+            trained = engine.finish(method, state.server, some, experiment.rounds)
+            refuse_nan(folder, state, trained, some, "after the last round")
+            tuned |= trained.clients
+            totals["bytes_down"] += trained.received.bytes
+        engine.clients = tuned
+        own += engine.evaluate(method, state.server, some, on="own", who="personal")
+        wide += engine.evaluate(method, state.server, some, on="global", who="personal")
+        whole += engine.evaluate(method, state.server, some, on="own", who="global") if has_global else []
+        watch.measured(some[-1] + 1, len(everyone))
+    totals["seconds"] += time.perf_counter() - started
+    folder.save(state._replace(clients=tuned, totals=totals | {"finished": True}))
+    trained_clients = len(totals["participations"])
+    if trained_clients < experiment.clients:
+        watch.note(f"{experiment.clients - trained_clients} clients never took part and are measured as they began")
+
+    records = []
+    for number in everyone:
+        n = counts[number]
+        records.append(
+            {
+                "client": number,
+                "architecture": engine.architectures[number],
+                "domain": domains[int(split.domain[number])].name,
+                "classes": [c for c in range(len(n)) if n[c] > 0],
+                "train": int(n.sum()),
+                "test": int(own[number]["head"].samples.sum()),
+                "rounds": state.totals["participations"].get(str(number), 0),
+                "accuracy": own[number][judged_by(method)].accuracy(),
+                **{f"accuracy_{kind}": tally.accuracy() for kind, tally in own[number].items()},
+                "accuracy_global": whole[number][judged_by(method)].accuracy() if whole else None,
+                **dict(zip(("pm_v", "pm_l"), personal(wide[number][method.inference], n), strict=True)),
+                "per_class": own[number][judged_by(method)].per_class(),
+            }
+        )
+    folder.write("clients.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
+    summary = {
+        "method": experiment.method_name,
+        "inference": method.inference,
+        "candidates": method.candidates,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
+        "clients": experiment.clients,
+        "clients_trained": trained_clients,
+        **own_numbers(method, own),
+        "accuracy_global_mean": global_own_numbers(method, whole)["accuracy_global_mean"] if whole else None,
+        **global_numbers(method, engine.global_tally(method, state.server)),
+        **personal_numbers(method, wide, counts),
+        "accuracy_per_class": reduce(add, own)[judged_by(method)].per_class(),
+        "params_up_per_round": totals["params_up"] / experiment.rounds,
+        "bytes_up": totals["bytes_up"],
+        "bytes_down": totals["bytes_down"],
+        "seconds": totals["seconds"],
+        "partition": split.hash,
+    }
+    pictures.curve(folder.rounds(), experiment.method_name, folder.file("accuracy.png"))
+    pictures.clients(records, experiment.method_name, folder.file("clients.png"))
+    folder.write_json("summary.json", summary)
+    return Result(folder.path, summary)
+
+
+def environment(experiment: Experiment) -> dict[str, Any]:
+    """What the run was made with."""
+    device = experiment.torch_device()
+    return {
+        "protofed": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "command": sys.argv,
+    }
