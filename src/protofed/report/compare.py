@@ -28,7 +28,7 @@ def rows(results: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
     table = []
     for method, runs in results.items():
         first = runs[0].summary
-        row: dict[str, Any] = {"method": method, "judged by": f"{first['inference']}, {first['candidates']} classes"}
+        row: dict[str, Any] = {"method": method, "judged by": f"{first['inference']}, {first['candidates']}"}
         row["seeds"] = [r.summary["seed"] for r in runs]
         for key in (*COLUMNS, "params_up_per_round", "bytes_up", "bytes_down", "seconds"):
             values = [r.summary[key] for r in runs if r.summary[key] is not None]
