@@ -201,7 +201,7 @@ def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = 
 
 
 def test_killed_at_any_moment_and_resumed_equals_never_killed() -> None:
-    overrides = ("rounds=12", "participation=0.7")
+    overrides = ("rounds=30", "participation=0.7")
     plan = small(*overrides)
     run(plan, "whole", checkpoint_seconds=0)
     folder = RunFolder(Path("cut"))
