@@ -236,7 +236,7 @@ def test_signature_and_docstring_tell_the_fields(name: str) -> None:
         assert field.annotation is not inspect.Parameter.empty
         assert f"\n    {field.name}: " in (MODELS[name].__doc__ or "")
         if isinstance(field.default, int) and not isinstance(field.default, bool):
-            assert field.annotation.__metadata__ == (Ge(1),)
+            assert Ge(1) in field.annotation.__metadata__
 
 
 def test_variants_carry_their_defaults() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import reduce
@@ -103,6 +104,7 @@ def finish(
     engine: Engine,
     state: State,
     watch: Watch,
+    stop: threading.Event,
 ) -> Result:
     """The last phases, then every client is measured, and the summary is written last of all."""
     method = experiment.method
@@ -123,6 +125,8 @@ def finish(
         wide += engine.evaluate(method, state.server, some, on="global", who="personal")
         whole += engine.evaluate(method, state.server, some, on="own", who="global") if has_global else []
         watch.measured(some[-1] + 1, len(everyone))
+        if stop.is_set():
+            raise KeyboardInterrupt
     totals["seconds"] += time.perf_counter() - started
     folder.save(state._replace(clients=tuned, totals=totals | {"finished": True}))
     trained_clients = len(totals["participations"])

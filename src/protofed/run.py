@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -89,12 +92,12 @@ def run(
     if folder.finished:
         return Result(folder.path, folder.summary())
     prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
-    with _disk(folder), folder.locked(), _threads(experiment, prepared.engine):
+    with _disk(folder), folder.locked(), _threads(experiment, prepared.engine), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch)
         watch.start(experiment, state.round)
         try:
-            state = _rounds(folder, experiment, prepared.engine, state, watch, checkpoint_seconds)
-            return finish(folder, experiment, prepared.domains, prepared.split, prepared.engine, state, watch)
+            state = _rounds(folder, experiment, prepared.engine, state, watch, stop, checkpoint_seconds)
+            return finish(folder, experiment, prepared.domains, prepared.split, prepared.engine, state, watch, stop)
         except KeyboardInterrupt:  # all rounds are saved, only the end is missing
             raise Interrupted("stopped while measuring every client") from None
         finally:
@@ -147,6 +150,7 @@ def _rounds(
     engine: Engine,
     state: State,
     watch: Watch,
+    stop: threading.Event,
     checkpoint_seconds: float,
 ) -> State:
     """Every round that is left."""
@@ -179,6 +183,8 @@ def _rounds(
             folder.append_round(line)  # a line too many is cut when resuming; one too few could not be mended
             state = after
             watch.round(line)
+            if stop.is_set():
+                raise KeyboardInterrupt
             pause = max(checkpoint_seconds, 10 * save_seconds) if checkpoint_seconds else 0.0
             if time.monotonic() - saved_at >= pause or state.round == experiment.rounds:
                 save_seconds = -time.monotonic()
@@ -211,6 +217,31 @@ def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) ->
         taken[str(number)] = taken.get(str(number), 0) + 1
     sums = {key: old[key] + line[key] for key in ("params_up", "bytes_up", "bytes_down", "seconds")}
     return {**sums, "participations": taken, "finished": False}
+
+
+@contextlib.contextmanager
+def _stoppable(watch: Watch) -> Iterator[threading.Event]:
+    """The first Ctrl-C ends the run after its round, the second at once.
+
+    An exception thrown into the midst of a round can be lost: torch calls Python from places that ignore it.
+    """
+    stop = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        watch.note("stopping as soon as this round is whole; Ctrl-C again stops at once")
+
+    usual = signal.getsignal(signal.SIGINT)
+    mine = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
+    if mine:
+        signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        if mine:
+            signal.signal(signal.SIGINT, usual)
 
 
 @contextlib.contextmanager

@@ -146,9 +146,12 @@ class _scaler:
 
     def __init__(self, domain: Domain, normalize: str) -> None:
         sample = domain.x_train
+        self.whole = np.issubdtype(sample.dtype, np.integer) and sample.dtype != np.uint8  # tokens stay what they are
         self.unit = 255.0 if sample.dtype == np.uint8 else 1.0
         self.mean: np.ndarray = np.zeros(1, np.float32)
         self.std: np.ndarray = np.ones(1, np.float32)
+        if self.whole:
+            return
         if normalize == "half":
             self.mean = self.std = np.full(1, 0.5, np.float32)
             if sample.min() < 0 or sample.max() > self.unit:
@@ -165,4 +168,6 @@ class _scaler:
             self.std = np.where(std > 1e-6, std, 1).reshape(shape).astype(np.float32)
 
     def __call__(self, x: np.ndarray) -> Tensor:
+        if self.whole:
+            return torch.from_numpy(x.astype(np.int64))
         return torch.from_numpy((x.astype(np.float32) / self.unit - self.mean) / self.std)
