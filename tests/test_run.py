@@ -221,7 +221,13 @@ def test_killed_at_any_moment_and_resumed_equals_never_killed() -> None:
 
 def test_ctrl_c_saves_and_prints_the_command_that_resumes() -> None:
     command = [sys.executable, "-m", "protofed", "run", "demo", *SMALL, "rounds=400", "--out", "out"]
-    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     assert wait_for(lambda: len(RunFolder(Path("out")).rounds()) > 2, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)

@@ -221,10 +221,7 @@ def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) ->
 
 @contextlib.contextmanager
 def _stoppable(watch: Watch) -> Iterator[threading.Event]:
-    """The first Ctrl-C ends the run after its round, the second at once.
-
-    An exception thrown into the midst of a round can be lost: torch calls Python from places that ignore it.
-    """
+    """The first Ctrl-C ends the run after its round, whose work is not lost; the second ends it at once."""
     stop = threading.Event()
 
     def ask(number: int, frame: FrameType | None) -> None:
