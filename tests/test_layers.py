@@ -53,7 +53,7 @@ def test_imports_go_one_way() -> None:
 def test_methods_know_no_engine_file_or_clock() -> None:
     for path in (ROOT / "methods").glob("*.py"):
         names = {name.split(".")[0] for name in imports(path)}
-        assert names <= {"protofed", "torch", "dataclasses", "typing", "collections", "annotated_types"}, path
+        assert names <= {"protofed", "torch", "abc", "dataclasses", "typing", "collections", "annotated_types"}, path
 
 
 def test_optional_packages_are_imported_in_one_place() -> None:

@@ -197,7 +197,9 @@ def _shared_overrides(names: list[str], overrides: list[str]) -> dict[str, list[
         if key in ("method", "method.name", "seed"):
             raise UserError(f"{word!r} cannot be changed in compare: name the methods, and give --seeds.")
         field = key.removeprefix("method.") if key.startswith("method.") else None
-        takers = [n for n in names if field is None or (n in METHODS and field in schema.fields(METHODS[n]))]
+        takers = [
+            n for n in names if field in (None, "preset") or (n in METHODS and field in schema.fields(METHODS[n]))
+        ]
         if not takers:
             raise UserError(f"unknown key {word!r}: none of {', '.join(names)} has it. See 'protofed list methods'.")
         for name in takers:

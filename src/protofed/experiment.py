@@ -190,13 +190,16 @@ NAMED = ("method", "model", "partition")  # their keys depend on their name
 
 
 def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply "key.sub=value". Naming another method, model or partition starts from that one's own defaults."""
+    """Apply "key.sub=value". Naming another method, model, partition or preset starts from that one's own fields."""
     result = copy.deepcopy(dict(raw))
     pairs = [_pair(text) for text in overrides]
     for keys, value in pairs:
         section, is_name = keys[0], keys[1:] == ["name"] or keys == [keys[0]]
         if section in NAMED and is_name and _name(result.get(section)) != value:
             result[section] = {"name": value}
+    if any(keys == ["method", "preset"] for keys, _ in pairs):
+        named = _name(result.get("method"))
+        result["method"] = {"name": named} if named else {}
     for keys, value in pairs:
         if len(keys) == 1 and keys[0] in SHORT and not isinstance(value, dict):
             keys = [keys[0], "name"]
@@ -255,13 +258,25 @@ def _named(section: str, registry: Mapping[str, Any], raw: Mapping[str, Any], de
 
 
 def _method(raw: Mapping[str, Any]) -> Method:
-    method: Method = _named("method", METHODS, raw, "fedproto")
+    method: Method = _named("method", METHODS, _preset(raw), "fedproto")
     if method.inference not in method.scores:
         name = raw.get("name", "fedproto")
         raise UserError(
             f"method.inference = {method.inference!r}, but {name} has no prototypes. Use method.inference = 'head'."
         )
     return method
+
+
+def _preset(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with the fields of its preset filled in; what is given beside it counts more."""
+    fields = dict(raw)
+    preset = fields.pop("preset", None)
+    kind = METHODS.get(str(fields.get("name", "fedproto")))
+    if preset is None or kind is None:
+        return fields
+    if preset not in kind.presets:
+        raise UserError(f"method.preset = {preset!r} is unknown. {nearest(str(preset), kind.presets)}")
+    return kind.presets[preset] | fields
 
 
 def _models(raw: Any) -> tuple[ModelChoice, ...]:

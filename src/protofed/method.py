@@ -7,7 +7,7 @@ file runs one client after another, many clients stacked, spread over machines, 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Client(NamedTuple):
 
     params: Params  # all that can be trained; a second model lives under a prefix, such as "personal."
     buffers: Params  # what a model keeps beside its parameters, such as BatchNorm's statistics
-    memory: Tree = {}  # noqa: RUF012  (a NamedTuple's default is never mutated: clients are values)
+    memory: Tree = {}  # (a NamedTuple's default is never mutated: clients are values)
 
 
 class LocalData(NamedTuple):
@@ -93,6 +93,7 @@ class Spec(NamedTuple):
     buffers: Params
     seed: int
     clients: int = 1  # how many there are in the federation
+    largest: int = 0  # most samples that any client has of one class; 0: not known
 
     def generator(self) -> torch.Generator:
         """Randomness for an initial state."""
@@ -133,7 +134,10 @@ class Method(ABC):
     """One federated method. Its fields are its hyperparameters and configuration keys; its functions are pure."""
 
     paper: ClassVar[str] = ""
+    losses: ClassVar[tuple[str, ...]] = ()  # what is minimised, with the paper's equation numbers, for `explain`
     scores: ClassVar[tuple[str, ...]] = ("head",)  # the names that `predict` gives
+    stackable: ClassVar[bool] = True  # whether its functions run for many clients at once, or need the host
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "official": {}}  # fields that follow either reading
 
     init: Literal["common", "per_client"] = "common"
     """Initial weights: the same for all clients of one architecture, or each client its own."""
@@ -141,6 +145,11 @@ class Method(ABC):
     """What the method is judged by: its classifier, or the nearest prototype where it has prototypes."""
     candidates: Literal["all", "own"] = "all"
     """Among which classes it chooses on a client's own test set: all, or those the client trains on."""
+
+    @classmethod
+    def preset(cls, reading: str, **fields: Any) -> Self:
+        """The method as its authors describe it ("paper") or as the released code does it ("official")."""
+        return cls(**cls.presets[reading] | fields)
 
     def check(self, specs: Sequence[Spec]) -> None:  # noqa: B027  (most methods serve any)
         """Raise a UserError if this method cannot serve clients with these architectures."""

@@ -66,7 +66,8 @@ class ReferenceEngine:
             reason = str(error).splitlines()[0]
             raise UserError(f"model.name = {name!r} cannot be built ({reason}). Use a smaller model.") from None
         params, buffers = self._here(state(module))
-        return Spec(name, self.federation.classes, module.dim, params, buffers, seed, self.federation.clients), module
+        classes, clients, largest = self.federation.classes, self.federation.clients, int(self.federation.counts.max())
+        return Spec(name, classes, module.dim, params, buffers, seed, clients, largest), module
 
     def _refuse_lonely_samples(self) -> None:
         """BatchNorm cannot train on a batch of one sample whose map is one pixel."""

@@ -2,6 +2,7 @@
 
 from protofed.method import Method
 from protofed.methods.ditto import Ditto
+from protofed.methods.dpfedcl import DPFedCL
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedbabu import FedBABU
 from protofed.methods.fednh import FedNH
@@ -13,6 +14,8 @@ from protofed.methods.fedrep import FedRep
 from protofed.methods.fedrod import FedROD
 from protofed.methods.fesem import FeSEM
 from protofed.methods.local import Local
+from protofed.methods.mpfedcl import MPFedCL
+from protofed.methods.spfedcl import SPFedCL
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -27,4 +30,7 @@ METHODS: dict[str, type[Method]] = {
     "fedproto": FedProto,
     "fednh": FedNH,
     "fedpr": FedPR,
+    "mpfedcl": MPFedCL,
+    "spfedcl": SPFedCL,
+    "dpfedcl": DPFedCL,
 }

@@ -25,6 +25,14 @@ class Ditto(Method):
     """Average copies of the global model; keep a personal model v near it by lam/2 * |v - w|^2."""
 
     paper = "Li et al., ICML 2021, arXiv 2012.04221"
+    losses = (
+        "CE(F(w; x), y) for the global copy",
+        "CE(F(v; x), y) + lam/2 |v - anchor|^2 for the personal model, Eq. 2",
+    )
+    presets = {
+        "paper": {"lam": 1.0, "anchor": "received"},
+        "official": {"lam": 0.75, "anchor": "trained"},
+    }
 
     lam: Annotated[float, Ge(0)] = 1.0
     """Pull of the personal model towards the anchor; 0 trains it alone. FedNH's code takes 0.75."""

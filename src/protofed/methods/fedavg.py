@@ -20,6 +20,8 @@ class FedAvg(Method):
     """Average the models."""
 
     paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
+    losses = ("CE(F(w; x), y)",)
+    presets = {"paper": {"weighting": "samples"}, "official": {"weighting": "uniform"}}
 
     weighting: Weighting = "samples"
     """Clients count by their number of samples (the paper), or all alike (FedProto's and FedNH's code)."""

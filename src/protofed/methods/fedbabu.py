@@ -22,6 +22,8 @@ class FedBABU(Method):
     """Average the bodies trained against one fixed head; fine-tune everything at the end."""
 
     paper = "Oh et al., ICLR 2022, arXiv 2106.06042"
+    losses = ("CE(F(w; x), y), over the body only; over everything in the fine-tuning",)
+    presets = {"paper": {"start": "global", "tune_lr": 0.001}, "official": {"start": "stale", "tune_lr": 0.0}}
 
     tune_epochs: Annotated[int, Ge(0)] = 5
     """Passes of fine-tuning, body and head, after the last round; 0: none."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Lt
 from torch import Tensor
 
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Phase, Spec, Tree
@@ -29,9 +29,14 @@ class FedNH(Method):
     """Average bodies trained against unit prototypes; the server turns the prototypes towards the class means."""
 
     paper = "Dai et al., AAAI 2023, arXiv 2212.02758"
+    losses = ("CE(s * f(x)/|f(x)| W^T, y) with W fixed, Eq. 2",)
+    presets = {
+        "paper": {"start": "separated", "scale": 30.0, "train_scale": True, "alpha": "uniform"},
+        "official": {"start": "orthogonal", "scale": 1.0, "train_scale": True, "alpha": "counts"},
+    }
 
-    rho: Annotated[float, Ge(0), Le(1)] = 0.9
-    """Smoothing of the prototypes, Eq. 4; 1 never changes them."""
+    rho: Annotated[float, Gt(0), Lt(1)] = 0.9
+    """Smoothing of the prototypes, Eq. 4: near 1 they hardly change."""
     scale: Annotated[float, Gt(0)] = 20.0
     """The s of Eq. 2 at the start. FedNH's code: 1 for its CNN, 20 for its ResNet; the paper's text: 30."""
     train_scale: bool = True

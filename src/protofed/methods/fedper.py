@@ -20,11 +20,16 @@ class FedPer(Method):
     """Average the bodies; every client keeps its head."""
 
     paper = "Arivazhagan et al., 2019, arXiv 1912.00818"
+    losses = ("CE(F(w; x), y)",)
+    presets = {
+        "paper": {"private": ("head.",), "weighting": "samples"},
+        "official": {"private": ("head.", "body.fc1."), "weighting": "uniform"},
+    }
 
     private: tuple[str, ...] = ("head.",)
-    """Prefixes that stay at home; FedProto's tables keep body.fc1. too, so that only the convolutions are shared."""
+    """Prefixes that stay at home; FedProto's code keeps body.fc1. too, so that only the convolutions are shared."""
     weighting: Weighting = "samples"
-    """Clients count by their number of samples, or all alike."""
+    """Clients count by their number of samples (the paper), or all alike (FedProto's and FedNH's code)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fedper", [spec._replace(params=without(spec.params, self.private)) for spec in specs])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_shapes
+from protofed.ops.distances import Distance
 from protofed.ops.losses import cross_entropy
 from protofed.ops.prototypes import class_sums, distance_to_own, nearest, no_prototypes, per_client, refresh
 from protofed.ops.sharing import Weighting, send, shared, take
@@ -24,12 +25,19 @@ class FedPR(Method):
     """Average models and prototypes; pull embeddings towards the prototype of their class."""
 
     paper = "Qiao, Le and Hong, 2023, arXiv 2307.10575"
+    losses = ("CE(F(w; x), y) + lam * d(f(x), y_bar[y]), Eq. 4",)
     scores = ("head", "proto")
+    presets = {
+        "paper": {"distance": "l2", "divide": "everyone", "weighting": "samples"},
+        "official": {"distance": "mse", "divide": "holders", "weighting": "uniform"},
+    }
 
     inference: Literal["head", "proto"] = "proto"
     """Classify by the nearest global prototype (Alg. 1, l. 10-16), or by the classifier."""
     lam: Annotated[float, Ge(0)] = 1.0
     """Weight of the pull; the paper has none, which is 1."""
+    distance: Distance = "mse"
+    """The l2 of Eq. 4: mse, as in FedProto's code, whose authors' lineage this is; l2, to the letter; or another."""
     divide: Literal["holders", "everyone", "samples"] = "holders"
     """Eq. 3: the mean over the clients that hold the class (its text), over all clients (its formula, which shrinks
     prototypes), or over all samples of the class."""
@@ -47,7 +55,7 @@ class FedPR(Method):
 
     def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
         z, logits = model(client, batch.x)
-        pull = distance_to_own(z, batch.y, down["prototypes"])
+        pull = distance_to_own(z, batch.y, down["prototypes"], self.distance)
         return batch.mean(cross_entropy(logits, batch.y) + self.lam * pull)  # Eq. 4
 
     def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:

@@ -13,8 +13,18 @@ from torch import Tensor
 
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_width
+from protofed.ops.distances import Distance
 from protofed.ops.losses import cross_entropy
-from protofed.ops.prototypes import class_sums, distance_to_own, holders, nearest, no_prototypes, per_client, refresh
+from protofed.ops.prototypes import (
+    class_sums,
+    distance_of_means,
+    distance_to_own,
+    holders,
+    nearest,
+    no_prototypes,
+    per_client,
+    refresh,
+)
 from protofed.ops.trees import total
 
 
@@ -23,16 +33,41 @@ class FedProto(Method):
     """Pull embeddings towards the class prototypes of all clients; classify by the nearest prototype."""
 
     paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
+    losses = ("CE(F(w; x), y), Eq. 1", "lam * d(f(x), C[y]) by sample, or lam * sum_j d(C_i[j], C[j]), Eqs. 7, 8")
     scores = ("head", "proto")
+    presets = {
+        "paper": {
+            "candidates": "all",
+            "distance": "l2",
+            "pull": "prototype",
+            "aggregation": "literal",
+            "source": "clean",
+            "absent": "keep",
+        },
+        "official": {
+            "init": "per_client",
+            "candidates": "own",
+            "distance": "mse",
+            "pull": "sample",
+            "aggregation": "mean",
+            "source": "inloop",
+            "absent": "forget",
+        },
+    }
 
     inference: Literal["head", "proto"] = "proto"
     """Classify by the nearest global prototype (Eq. 4) or by the client's own classifier."""
     candidates: Literal["all", "own"] = "own"
-    """Nearest among the classes the client trains on (the paper's code), or among all."""
+    """Nearest among the classes the client trains on (the paper's code), or among all (Eq. 4)."""
     lam: Annotated[float, Ge(0)] = 1.0
     """Weight of the pull towards the global prototypes (the paper's lambda, Eq. 7)."""
+    distance: Distance = "mse"
+    """The d of Eq. 8: mse (the paper's code), l2 (its text), or another (`protofed.ops.distances` has the formulas)."""
+    pull: Literal["sample", "prototype"] = "sample"
+    """Every sample is pulled towards its prototype (the paper's code), or the batch's mean of each class (Eq. 8)."""
     aggregation: Literal["mean", "weighted", "literal"] = "mean"
-    """Prototypes of clients averaged alike (the paper's code), by sample counts, or by Eq. 6 to the letter."""
+    """Prototypes of clients averaged alike (the paper's code), by sample counts (Appendix B), or by Eq. 6 to the
+    letter, which divides by the number of clients once more."""
     source: Literal["clean", "inloop"] = "clean"
     """Prototypes from a pass after training (Eq. 3), or from the last epoch's training steps (the paper's code)."""
     absent: Literal["keep", "forget"] = "keep"
@@ -47,9 +82,10 @@ class FedProto(Method):
     def loss(self, model: Model, client: Client, batch: Batch, down: Mean) -> tuple[Tensor, Tree]:
         z, logits = model(client, batch.x)
         supervised = cross_entropy(logits, batch.y)  # L_S
-        pull = distance_to_own(z, batch.y, down)  # R, sample by sample
         seen = class_sums(z, batch, len(down.weight)) if self.source == "inloop" else ()
-        return batch.mean(supervised + self.lam * pull), seen
+        if self.pull == "prototype":
+            return batch.mean(supervised) + self.lam * distance_of_means(z, batch, down, self.distance), seen
+        return batch.mean(supervised + self.lam * distance_to_own(z, batch.y, down, self.distance)), seen
 
     def upload(self, model: Model, client: Client, data: LocalData, down: Mean) -> tuple[Tree, Client]:
         classes = len(down.weight)

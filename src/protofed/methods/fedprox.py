@@ -23,9 +23,15 @@ class FedProx(Method):
     """Average the models; keep each near the global one while it trains."""
 
     paper = "Li et al., MLSys 2020, arXiv 1812.06127"
+    losses = ("CE(F(w; x), y) + mu/2 |w - w_t|^2, Eq. 2",)
+    presets = {
+        "paper": {"mu": 0.01, "weighting": "samples"},
+        "official": {"mu": 0.0, "weighting": "uniform"},
+    }
 
     mu: Annotated[float, Ge(0)] = 0.01
-    """Weight of the proximal term mu/2 * |w - w_t|^2; 0 is FedAvg. FedProto's and MP-FedCL's papers give none."""
+    """Weight of the proximal term mu/2 * |w - w_t|^2; 0 is FedAvg, which FedProto's code amounts to: its term has no
+    gradient. FedProto's and MP-FedCL's papers give none."""
     weighting: Weighting = "samples"
     """Clients count by their number of samples, or all alike."""
 

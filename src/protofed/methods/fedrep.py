@@ -24,6 +24,8 @@ class FedRep(Method):
     """Train the head with the body fixed, then the body with the head fixed; average the bodies."""
 
     paper = "Collins et al., ICML 2021, arXiv 2102.07078"
+    losses = ("CE(F(w; x), y), over the head and then over the body, Alg. 1",)
+    presets = {"paper": {"last_head_epochs": 10}, "official": {"last_head_epochs": 0}}
 
     head_epochs: Annotated[int, Ge(1)] = 10
     """Passes that train the head, before local_epochs that train the body."""

@@ -26,13 +26,19 @@ class FedROD(Method):
     """Average a model trained with balanced softmax; add a personal head on top of it."""
 
     paper = "Chen and Chao, ICLR 2022, arXiv 2107.00778"
+    losses = ("CE(G(z) + log n_y/n, y), balanced softmax, for body and generic head", "CE(G(z) + P(z), y) for P alone")
+    presets = {
+        "paper": {"personal": "linear", "weighting": "samples"},
+        "official": {"personal": "hyper", "weighting": "uniform"},
+    }
 
     personal: Literal["linear", "hyper"] = "linear"
-    """The personal head is a private linear layer, or is made by an averaged hypernetwork from the class shares."""
+    """The personal head is a private linear layer, or is made by an averaged hypernetwork from the class shares; the
+    paper has both, FedNH's code takes the second for its CNN."""
     plain: bool = True
     """Train the personal head without momentum and weight decay (FedNH's code)."""
     weighting: Weighting = "uniform"
-    """Clients count all alike (FedNH's code), or by their number of samples."""
+    """Clients count all alike (FedNH's code), or by their number of samples (the paper)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fedrod", specs)

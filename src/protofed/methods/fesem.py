@@ -25,6 +25,11 @@ class FeSEM(Method):
     """Cluster the clients by their models; average within each cluster."""
 
     paper = "Long et al., World Wide Web 2023, arXiv 2005.01026"
+    losses = ("CE(F(w; x), y)", "sum over clients of |w_i - nearest centre|^2, Eq. 3, by expectation-maximisation")
+    presets = {
+        "paper": {"grouping": "em", "weighting": "uniform"},
+        "official": {"grouping": "size", "centres": 2, "weighting": "uniform"},
+    }
 
     centres: Annotated[int, Ge(1)] = 3
     """Global models; 1 is FedAvg."""
@@ -34,7 +39,7 @@ class FeSEM(Method):
     compare: str = ""
     """Prefix of the parameters that distances are taken over; empty: all. The authors' code takes one layer."""
     weighting: Weighting = "samples"
-    """Clients count by their number of samples (the authors' code), or all alike."""
+    """Clients count by their number of samples (the authors' code), or all alike (the paper, FedProto's code)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fesem", specs)

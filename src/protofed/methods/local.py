@@ -14,9 +14,11 @@ class Local(Method):
     """Every client trains alone."""
 
     paper = "The lower bound of every comparison"
+    losses = ("CE(F(w; x), y)",)
+    presets = {"paper": {"init": "per_client"}, "official": {"init": "common"}}
 
     init: Literal["common", "per_client"] = "per_client"
-    """Initial weights: the same for all clients of one architecture, or each client its own."""
+    """Initial weights: each client its own, or the same for all of one architecture (FedNH's code)."""
 
     def init_server(self, spec: Spec) -> Tree:
         return {}

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from protofed.method import Batch, Mean
+from protofed.ops.distances import DISTANCES, Distance
 
 
 def no_prototypes(classes: int, dim: int) -> Mean:
@@ -36,9 +37,16 @@ def refresh(old: Mean, new: Mean, absent: str = "keep") -> Mean:
     return Mean(new.otherwise(old.value), torch.maximum(seen, old.weight))
 
 
-def distance_to_own(z: Tensor, y: Tensor, prototypes: Mean) -> Tensor:
-    """Mean squared distance (B,) to the prototype of one's own class; 0 where there is none."""
-    return ((z - prototypes.value[y]) ** 2).mean(1) * (prototypes.weight > 0)[y]
+def distance_to_own(z: Tensor, y: Tensor, prototypes: Mean, distance: Distance = "mse") -> Tensor:
+    """Distance (B,) to the prototype of one's own class; 0 where there is none."""
+    return DISTANCES[distance](z, prototypes.value[y]) * (prototypes.weight > 0)[y]
+
+
+def distance_of_means(z: Tensor, batch: Batch, prototypes: Mean, distance: Distance = "mse") -> Tensor:
+    """Sum over the classes of a batch of the distance of their mean embedding to the class's prototype."""
+    own = class_sums(z, batch, len(prototypes.weight))
+    both = (own.weight > 0) & (prototypes.weight > 0)
+    return (DISTANCES[distance](own.value, prototypes.value) * both).sum()
 
 
 def nearest(z: Tensor, prototypes: Mean) -> Tensor:
