@@ -1,6 +1,7 @@
 """One file per paper. A method reaches the command line by being in this table."""
 
 from protofed.method import Method
+from protofed.methods.creff import CReFF
 from protofed.methods.ditto import Ditto
 from protofed.methods.dpfedcl import DPFedCL
 from protofed.methods.fedavg import FedAvg
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
     "fedbabu": FedBABU,
     "fedrod": FedROD,
+    "creff": CReFF,
     "fedproto": FedProto,
     "fednh": FedNH,
     "fedpr": FedPR,

@@ -1,0 +1,119 @@
+"""Features that stand for data: they give a linear head the gradients that the data gives it, class by class.
+
+A linear head is {"weight": (C, D)}, with "bias": (C,) if it has one. Cross entropy's gradient by its logits is
+softmax - onehot, so that nothing here but `match` needs automatic differentiation.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from protofed.errors import UserError
+from protofed.method import Batch, Mean, Params, Spec
+from protofed.ops import random
+from protofed.ops.trees import under
+
+PADDING = 2**30  # sorts behind every class
+
+
+def drawn(batches: Sequence[Batch], n: int, times: int, key: Tensor) -> list[Batch]:
+    """The batches with masks that count how often a sample is among n random ones of its class, in several draws.
+
+    A draw is without replacement: a class with fewer than n samples is drawn whole.
+    """
+    y, mask = torch.cat([b.y for b in batches]), torch.cat([b.mask for b in batches])
+    held = mask > 0
+    number = (held.cumsum(0) - 1).clamp(min=0)  # among the real samples, so that padding changes no draw
+    keys = random.fold(key, torch.arange(times, device=key.device)[:, None])
+    label = torch.where(held, y, PADDING)
+    order = torch.argsort((label << 32) + random.bits(keys, len(y))[:, number], dim=-1, stable=True)
+    rank = order.argsort(-1) - torch.searchsorted(label.sort().values, label)  # place within the class
+    chosen = (rank < n).sum(0) * held
+    parts = chosen.to(mask.dtype).split([len(b.y) for b in batches])
+    return [b._replace(mask=part) for b, part in zip(batches, parts, strict=True)]
+
+
+def part(name: str) -> str:
+    """The last part of a parameter's name: weight or bias, whatever the layer is called."""
+    return name.rsplit(".", 1)[-1]
+
+
+def linear(params: Params) -> Params:
+    """A model's head, {"head.fc.weight": ...}, as a linear head."""
+    return {part(name): value for name, value in params.items()}
+
+
+def linear_heads(method: str, specs: Sequence[Spec]) -> None:
+    """The head of every model must be one linear layer, with or without a bias."""
+    for spec in specs:
+        found = {name: tuple(t.shape) for name, t in under(spec.params | spec.buffers, "head.").items()}
+        weight, bias = ("weight", (spec.classes, spec.dim)), ("bias", (spec.classes,))
+        if sorted((part(name), shape) for name, shape in found.items()) not in ([weight], [bias, weight]):
+            listed = ", ".join(f"{name} {shape}" for name, shape in found.items()) or "no parameters"
+            raise UserError(
+                f"method.name = {method!r} retrains a head of one linear layer, but the head of {spec.architecture} "
+                f"has {listed}. Use a model whose head is one linear layer, such as cnn_mnist."
+            )
+
+
+def logits(head: Params, z: Tensor) -> Tensor:
+    return F.linear(z, head["weight"], head.get("bias"))
+
+
+def class_gradients(head: Params, z: Tensor, batch: Batch) -> Mean:
+    """Sums over each class's samples of the head's gradients, weight (C, C, D) and bias (C, C), and counts (C,)."""
+    onehot = (batch.y[:, None] == torch.arange(len(head["weight"]), device=z.device)).to(z.dtype)
+    error = logits(head, z).softmax(1) - onehot
+    own = onehot * batch.mask[:, None]
+    sums = {"weight": torch.einsum("bc,bk,bd->ckd", own, error, z), "bias": own.T @ error}
+    return Mean({name: sums[name] for name in head}, own.sum(0))
+
+
+def feature_gradients(head: Params, features: Tensor) -> Params:
+    """The same, as means, of features (C, n, D) of which every class has n."""
+    onehot = torch.eye(len(features), dtype=features.dtype, device=features.device)
+    error = logits(head, features).softmax(-1) - onehot[:, None]
+    means = {"weight": error.mT @ features / features.shape[1], "bias": error.mean(1)}
+    return {name: means[name] for name in head}
+
+
+def mismatch(features: Tensor, head: Params, real: Mean) -> Tensor:
+    """Sum of 1 - cosine of the gradients' rows (the bias is one row), over the classes that have real gradients."""
+    made, wanted = feature_gradients(head, features), real.value
+    by_class = (1 - _cosine(made["weight"], wanted["weight"])).sum(1)
+    if "bias" in head:
+        by_class = by_class + 1 - _cosine(made["bias"], wanted["bias"])
+    return (by_class * (real.weight > 0)).sum()
+
+
+def _cosine(left: Tensor, right: Tensor) -> Tensor:
+    """Cosine along the last axis; tends to 0 where the lengths do (1e-6, as in CReFF's code)."""
+    return (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1) + 1e-6)
+
+
+def match(features: Tensor, head: Params, real: Mean, steps: int, lr: float) -> Tensor:
+    """The features after some gradient steps on the mismatch; a class without real gradients keeps its own."""
+    for _ in range(steps):
+        features = features - lr * grad(mismatch)(features, head, real)
+    return features
+
+
+def retrain(features: Tensor, bias: bool, epochs: int, batch_size: int, lr: float, key: Tensor) -> Params:
+    """A linear head from scratch: softmax regression on features (C, n, D) by SGD; batch_size 0 takes all at once."""
+    classes, n, dim = features.shape
+    z = features.flatten(0, 1)
+    if bias:
+        z = F.pad(z, (0, 1), value=1.0)  # a bias is the weight of a feature that is always 1
+    onehot = torch.eye(classes, dtype=z.dtype, device=z.device).repeat_interleave(n, 0)
+    start = random.uniform(key, classes * z.shape[1]).to(z.dtype).reshape(classes, -1)
+    head = (2 * start - 1) / dim**0.5  # as torch initialises a linear layer
+    for epoch in range(epochs):
+        order = random.permutation(random.fold(key, epoch), len(z))
+        shuffled = zip(z[order].split(batch_size or len(z)), onehot[order].split(batch_size or len(z)), strict=True)
+        for x, y in shuffled:
+            error = (x @ head.T).softmax(1) - y
+            head = torch.addmm(head, error.T, x, alpha=-lr / len(x))
+    return {"weight": head[:, :dim]} | ({"bias": head[:, dim]} if bias else {})
