@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protofed.data.augment import augment, crop, flip
+from protofed.data.augment import augment
 from protofed.data.domain import Domain
 from protofed.data.federation import CHUNK, Federation
 from protofed.data.split import Split
@@ -353,7 +353,7 @@ def which_window(got: Tensor, image: np.ndarray) -> list[int]:
 def test_every_crop_is_a_window_and_every_window_is_cropped() -> None:
     g = np.random.default_rng(0)
     images = g.random((1500, 1, 5, 6)).astype(np.float32) + 0.1
-    got = crop(torch.from_numpy(images), random.key("crop"), torch.zeros(1, 1, 1))
+    got = augment(torch.from_numpy(images), ["crop"], random.key("crop"), torch.zeros(1, 1, 1))
     found = [which_window(a, b) for a, b in zip(got[:500], images, strict=False)]
     assert all(len(places) == 1 for places in found)
     places = [f[0] for f in found] + [which_window(a, b)[0] for a, b in zip(got[500:], images[500:], strict=True)]
@@ -365,7 +365,7 @@ def test_every_crop_is_a_window_and_every_window_is_cropped() -> None:
 
 def test_flips_mirror_about_half() -> None:
     images = torch.rand(1000, 2, 3, 4)
-    got = flip(images, random.key("flip"))
+    got = augment(images, ["flip"], random.key("flip"), torch.zeros(1, 1, 1))
     mirrored = 0
     for before, after in zip(images, got, strict=True):
         turned = torch.stack([before[:, :, 3 - i] for i in range(4)], -1)

@@ -33,8 +33,10 @@ def _device(name: str) -> str:
 class EngineChoice:
     """How clients are run (the [engine] section)."""
 
-    name: Literal["reference"] = "reference"
-    """One client after another."""
+    name: Literal["auto", "stacked", "reference"] = "auto"
+    """Clients of one model trained together (stacked), or one after another (reference); auto stacks on a GPU."""
+    chunk: Annotated[int, Ge(0)] = 0
+    """Clients that are stacked at most; 0: all of a round."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads of torch on the CPU; 0 takes one for small models and all cores for large ones."""
 

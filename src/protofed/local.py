@@ -1,7 +1,7 @@
 """One client's round. Every engine trains by these functions and by no other."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -58,6 +58,10 @@ def train_step(
     return Step(client._replace(params=client.params | trained, buffers=buffers), moments, value, seen)
 
 
+def refuse_empty(method: Method, phase: Phase) -> NoReturn:
+    raise UserError(f"a phase of {type(method).__name__} trains {phase.trains}, which this model does not have.")
+
+
 def train(
     method: Method,
     model: FunctionalModel,
@@ -81,9 +85,7 @@ def train(
     for phase in phases:
         trained = under(client.params, phase.trains)
         if not trained:
-            raise UserError(
-                f"a phase of {type(method).__name__} trains {phase.trains}, which this model does not have."
-            )
+            refuse_empty(method, phase)
         moments = optim.init(optimizer, trained, phase.plain)
         rate = lr if phase.lr is None else phase.lr
         steps = 0

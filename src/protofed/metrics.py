@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.method import Method
@@ -38,12 +37,13 @@ class Correct(NamedTuple):
 Tally = dict[str, Correct]  # "head", "head_own", "proto", "proto_own"
 
 
-def tally(scores: Mapping[str, Tensor], y: Tensor, own: Tensor) -> Tally:
-    """Count right answers for every score (B, C), among all classes and among the client's own (C,)."""
+def tally(scores: Mapping[str, Tensor], y: Tensor, own: Tensor, mask: Tensor | None = None) -> Tally:
+    """Count right answers for every score (B, C), among all classes and among the client's own (C,); mask 0 is none."""
     result: Tally = {}
     for name, score in scores.items():
         classes = score.shape[1]
-        truth = F.one_hot(y, classes).to(torch.float64)
+        truth = (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float64)
+        truth = truth if mask is None else truth * mask[:, None]
         for suffix, allowed in (("", score), ("_own", score.masked_fill(~own, -torch.inf))):
             best, guess = allowed.max(1)
             right = ((guess == y) & torch.isfinite(best)).to(truth.dtype)  # -inf everywhere is no answer

@@ -20,6 +20,7 @@ from protofed.data.sources import load
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
 from protofed.engines.reference import ReferenceEngine
+from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
@@ -41,6 +42,7 @@ class Prepared(NamedTuple):
     domains: list[Domain]
     split: Split
     engine: Engine
+    notes: tuple[str, ...]
 
 
 def prepare_split(experiment: Experiment, data_dir: Path | None = None) -> tuple[list[Domain], Split]:
@@ -64,7 +66,7 @@ def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
         device=device,
     )
     choices = [experiment.model_of(client) for client in range(experiment.clients)]
-    engine = ReferenceEngine(
+    reference = ReferenceEngine(
         federation,
         [(choice.label, choice) for choice in choices],
         experiment.optimizer,
@@ -72,8 +74,13 @@ def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
         local_epochs=experiment.local_epochs,
         init=experiment.method.init,
     )
-    experiment.method.check(engine.specs())
-    return Prepared(domains, split, engine)
+    experiment.method.check(reference.specs())
+    if experiment.engine.name == "reference" or (experiment.engine.name == "auto" and device.type == "cpu"):
+        return Prepared(domains, split, reference, ())
+    stacked = StackedEngine(reference, chunk=experiment.engine.chunk)
+    why_not = stacked.why_not(experiment.method)
+    notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
+    return Prepared(domains, split, stacked, notes)
 
 
 def run(
@@ -120,7 +127,7 @@ def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: 
     prepared.split.save(saved, prepared.domains)
     folder.write_json("environment.json", environment(experiment))
     bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
-    for note in prepared.split.notes:
+    for note in (*prepared.split.notes, *prepared.notes):
         watch.note(note)
     state, remarks = folder.restore()
     for remark in remarks:

@@ -1,5 +1,8 @@
 """Random crops and flips of a batch of images, from a key alone."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,27 +12,37 @@ from protofed.ops import random
 PADDING = 4
 
 
-def crop(x: Tensor, key: Tensor, black: Tensor) -> Tensor:
-    """Shift every image (N, C, H, W) by up to four pixels in each direction; `black` (C, 1, 1) fills the margin."""
-    n, _, height, width = x.shape
-    padded = F.pad(x - black, (PADDING,) * 4) + black
-    offsets = (random.uniform(key, 2 * n) * (2 * PADDING + 1)).long()
-    rows = offsets[:n, None] + torch.arange(height, device=x.device)
-    columns = offsets[n:, None] + torch.arange(width, device=x.device)
-    sample = torch.arange(n, device=x.device)[:, None, None]
-    return padded.movedim(1, -1)[sample, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+class Moves(NamedTuple):
+    """What happens to each image (...,): how far it is cropped from above and from the left, and whether mirrored."""
+
+    down: Tensor
+    right: Tensor
+    mirrored: Tensor
 
 
-def flip(x: Tensor, key: Tensor) -> Tensor:
-    """Mirror every other image (N, C, H, W), at random."""
-    mirrored = random.uniform(key, len(x)) < 0.5
-    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+def moves(key: Tensor, n: int | Tensor, most: int) -> Moves:
+    """What happens to `most` images, n of them real, from a key (2,); or (M, most) from keys (M, 2) and n (M, 1)."""
+    place = torch.arange(most, device=key.device)
+    offsets = (random.uniform(random.fold(key, 0), 2 * most) * (2 * PADDING + 1)).long()
+    right = (place + n).clamp(max=2 * most - 1).expand(*key.shape[:-1], most)
+    mirrored = random.uniform(random.fold(key, 1), most) < 0.5
+    return Moves(offsets[..., :most], offsets.gather(-1, right), mirrored)
 
 
-def augment(x: Tensor, kinds: list[str], key: Tensor, black: Tensor) -> Tensor:
-    """The asked-for changes, in order."""
+def apply(x: Tensor, kinds: Sequence[str], to: Moves, black: Tensor) -> Tensor:
+    """Move images (N, C, H, W), each in its own way; `black` (C, 1, 1) or (N, C, 1, 1) fills the margin."""
     if "crop" in kinds:
-        x = crop(x, random.fold(key, 0), black)
+        n, _, height, width = x.shape
+        padded = F.pad(x - black, (PADDING,) * 4) + black
+        rows = to.down[:, None] + torch.arange(height, device=x.device)
+        columns = to.right[:, None] + torch.arange(width, device=x.device)
+        sample = torch.arange(n, device=x.device)[:, None, None]
+        x = padded.movedim(1, -1)[sample, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
     if "flip" in kinds:
-        x = flip(x, random.fold(key, 1))
+        x = torch.where(to.mirrored[:, None, None, None], x.flip(-1), x)
     return x
+
+
+def augment(x: Tensor, kinds: Sequence[str], key: Tensor, black: Tensor) -> Tensor:
+    """The asked-for changes to a client's images, in order."""
+    return apply(x, kinds, moves(key, len(x), len(x)), black)

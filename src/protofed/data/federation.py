@@ -104,6 +104,30 @@ class Federation:
         rows, samples = self._test_rows[client], self._test[self.domain(client)]
         return Samples(samples.x[rows], samples.y[rows])
 
+    def train_rows(self, client: int) -> Tensor:
+        """Which samples of `train_part` a client trains on."""
+        return self._train_rows[client]
+
+    def test_rows(self, client: int) -> Tensor:
+        """Which samples of `test_part` a client is tested on."""
+        return self._test_rows[client]
+
+    def train_part(self, domain: int) -> Samples:
+        """All training samples of a domain that somebody holds."""
+        return self._train[domain]
+
+    def test_part(self, domain: int) -> Samples:
+        """All test samples of a domain, those held back from training behind the others."""
+        return self._test[domain]
+
+    def black(self, domain: int) -> Tensor:
+        """What a black pixel of a domain has become."""
+        return self._black[domain]
+
+    def used(self, client: int) -> int:
+        """How many of a client's samples an epoch uses."""
+        return self._used(len(self._train_rows[client]))
+
     def global_test(self, domain: int) -> Samples:
         """The test part of a domain."""
         x, y = self._test[domain]

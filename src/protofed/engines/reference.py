@@ -85,6 +85,10 @@ class ReferenceEngine:
     def specs(self) -> list[Spec]:
         return list(self._common.values())
 
+    def model(self, number: int) -> FunctionalModel:
+        """A client's network."""
+        return self._models[self.architectures[number]]
+
     def client(self, method: Method, number: int) -> Client:
         """A client's state: what it kept, or what it starts from."""
         if number in self.clients:

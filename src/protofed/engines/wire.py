@@ -5,7 +5,8 @@ not sent.
 """
 
 import json
-from functools import lru_cache
+from collections.abc import Iterable
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from protofed.method import Client, Each, Mean, Tree
+from protofed.ops.trees import map_nodes
 
 
 class Size(NamedTuple):
@@ -60,6 +62,47 @@ def measure(tree: Tree) -> Size:
         return Size(0, 0)  # nothing is sent
     form = tuple((name, tuple(t.shape), t.dtype) for name, t in tensors.items())
     return _measure(json.dumps(shape, separators=(",", ":")), form)
+
+
+def measure_up(up: Tree, many: int) -> Size:
+    """What encoding the uploads of M clients would cost, all of whose tensors are stacked."""
+    here = map_nodes(_weights_here, up)
+    return _sum(measure(map_nodes(lambda node, row=row: _light(node, row), here)) for row in range(many))
+
+
+def measure_down(down: Tree, many: int) -> Size:
+    """What encoding a broadcast to M clients would cost, of which each gets its row of every Each and all the rest."""
+    here = map_nodes(_weights_here, down)
+
+    def mine(row: int) -> Tree:
+        return map_nodes(lambda n: _light(n.rows, row) if isinstance(n, Each) else _light(n, None), here)
+
+    dealt: list[Any] = []
+    map_nodes(lambda node: dealt.append(isinstance(node, Each)), down)
+    if any(dealt):
+        return _sum(measure(mine(row)) for row in range(many))
+    one = measure(mine(0))
+    return Size(one.bytes * many, one.params * many)
+
+
+def _sum(sizes: Iterable[Size]) -> Size:
+    return reduce(Size.__add__, sizes, Size(0, 0))
+
+
+def _weights_here(node: Any) -> Any:
+    """The same with its weights on the host, in one transfer each."""
+    if isinstance(node, Each):
+        return Each(_weights_here(node.rows))
+    return Mean(node.total, node.weight.cpu()) if isinstance(node, Mean) else node
+
+
+def _light(node: Any, row: int | None) -> Any:
+    """A row of it (or all) in shapes without memory: of its numbers only the weights are looked at."""
+    if isinstance(node, Each):
+        return Each(_light(node.rows, row))
+    if isinstance(node, Mean):
+        return Mean(_light(node.total, row), node.weight if row is None else node.weight[row])
+    return tree_map(lambda t: torch.zeros((), dtype=t.dtype).expand(t.shape if row is None else t.shape[1:]), node)
 
 
 @lru_cache(maxsize=4096)

@@ -54,9 +54,14 @@ class FunctionalModel:
     def training(self, buffers: Params, key: Tensor) -> "Training":
         return Training(self, buffers, key)
 
+    @property
+    def normalises_batches(self) -> bool:
+        """Whether a training step mixes the samples of a batch, as BatchNorm does."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.train_module.modules())
+
     def trains_on_one(self, sample: Tensor) -> bool:
         """Whether a training step can do with one sample (1, ...): BatchNorm over one pixel cannot."""
-        if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.train_module.modules()):
+        if not self.normalises_batches:
             return True
         try:
             self.train_module(sample.to("meta"))
