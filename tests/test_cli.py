@@ -95,12 +95,25 @@ def test_list(what: str) -> None:
         assert all(key["about"] for entry in entries for key in entry["keys"]), "every key is explained"
     if what != "data":
         assert all(entry["about"] for entry in entries)
+    if what == "methods":
+        assert all(entry["paper"] and entry["losses"] for entry in entries)
+        assert all(set(entry["presets"]) == {"paper", "official"} for entry in entries)
 
 
 def test_help_teaches() -> None:
     assert "protofed run demo" in good("--help")
     assert "Examples" in good("run", "--help")
     assert "--seeds" in good("compare", "--help")
+    assert "protofed explain fedproto" in good("explain", "--help")
+
+
+def test_explain_says_what_is_sent_and_writes_nothing() -> None:
+    out = good("explain", "fedproto", *SMALL)
+    for text in ("Losses", "What goes up", "What stays private", "Choices in force", "official"):
+        assert text in out
+    assert "'fedproto'" in refused("explain", "fedprot")
+    assert "cannot be changed in explain" in refused("explain", "fedproto", "method=local")
+    assert not list(Path().iterdir())
 
 
 BAD = {

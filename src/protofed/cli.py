@@ -1,26 +1,22 @@
-"""The command line: `protofed run`, `compare`, `partition` and `list`."""
+"""The command line: `protofed run`, `compare`, `partition`, `explain` and `list`."""
 
-import inspect
 import json
 import os
 import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from protofed import progress, schema
-from protofed.data.partition import PARTITIONS
-from protofed.data.sources import available
-from protofed.errors import UserError
-from protofed.experiment import Experiment, configs, find, shipped
+from protofed import progress, schema, tables
+from protofed.errors import UserError, nearest
+from protofed.experiment import Experiment, find
+from protofed.explain import explain as explain_experiment
 from protofed.folder import RunFolder
 from protofed.methods import METHODS
-from protofed.models import MODELS
 from protofed.report import bubbles
 from protofed.report import compare as comparison
 from protofed.run import Interrupted, Result, prepare, prepare_split
@@ -38,6 +34,8 @@ app = typer.Typer(
     Start with:  protofed run demo
 
     See what there is:  protofed list methods   (models, data, partitions, experiments)
+
+    See what a method does, sends and keeps private:  protofed explain fedproto
 
     Change anything:  protofed run demo method=fedavg model=cnn_digits rounds=20 optimizer.lr=0.05""",
 )
@@ -100,7 +98,7 @@ def run(
             again += ["--data-dir", str(data_dir)]
         _say(f"{stop}. Go on with:\n  {shlex.join(again)}")
         raise typer.Exit(130) from None
-    _report(result)
+    tables.result(console, result)
 
 
 def _new_folder(name: str, resume: bool) -> Path:
@@ -109,37 +107,6 @@ def _new_folder(name: str, resume: bool) -> Path:
     while taken[-1].exists():
         taken.append(Path("runs") / f"{name}-{len(taken) + 1}")
     return taken[-2] if resume and len(taken) > 1 else taken[-1]
-
-
-def _report(result: Result) -> None:
-    """The numbers of a finished run."""
-    s = result.summary
-    table = Table(
-        title=f"{s['method']}, {s['clients']} clients, {s['rounds']} rounds, seed {s['seed']}", title_justify="left"
-    )
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    shown = {
-        "accuracy, mean over clients": s["accuracy_mean"],
-        "  std over clients": s["accuracy_std"],
-        "  worst tenth of clients": s["accuracy_worst10"],
-        "  by classifier": s["accuracy_head_mean"],
-        "  by nearest prototype": s["accuracy_proto_mean"],
-        "global model, global test set": s["global_accuracy"],
-        "personal models, global test set, PM(V)": s["pm_v"],
-        "personal models, global test set, PM(L)": s["pm_l"],
-    }
-    for what, value in shown.items():
-        if value is not None:
-            table.add_row(what, f"{100 * value:.2f} %")
-    table.add_row("parameters sent up a round", comparison.sent(s["params_up_per_round"]))
-    table.add_row(
-        "bytes up / down, whole run", f"{comparison.sent(s['bytes_up'])} / {comparison.sent(s['bytes_down'])}"
-    )
-    table.add_row("seconds", f"{s['seconds']:.1f}")
-    console.print(table)
-    pictures = ", ".join(sorted(p.name for p in result.folder.glob("*.png")))
-    _say(f"run: {result.folder}\npictures: {pictures}")
 
 
 @app.command()
@@ -184,7 +151,7 @@ def compare(
             raise typer.Exit(130) from None
         results[name].append(result)
     paths = comparison.write(results, folder)
-    _table(comparison.rows(results), find(experiment).stem)
+    tables.compared(console, comparison.rows(results), find(experiment).stem)
     first = next(iter(results.values()))[0].folder
     _say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
 
@@ -217,24 +184,6 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _table(rows: list[dict[str, Any]], title: str) -> None:
-    columns = {key: title for key, title in comparison.used(rows).items() if key not in ("accuracy_std", "pm_l")}
-    table = Table(title=f"{title}: % over clients, mean ± std over seeds {rows[0]['seeds']}", title_justify="left")
-    table.add_column("method")
-    table.add_column("judged by")
-    for name in (*columns.values(), "params up / round", "seconds"):
-        table.add_column(name, justify="right")
-    best = {key: max((row[key][0] for row in rows if row[key]), default=None) for key in columns}
-    for row in rows:
-        cells = []
-        for key in columns:
-            text = comparison.cell(row[key], len(row["seeds"]))
-            cells.append(f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] else text)
-        sent = comparison.sent(row["params_up_per_round"][0])
-        table.add_row(row["method"], row["judged by"], *cells, sent, f"{row['seconds'][0]:.1f}")
-    console.print(table)
-
-
 @app.command()
 def partition(
     experiment: ExperimentName,
@@ -263,6 +212,40 @@ def partition(
     _say(f"hash: {split.hash}\nfile: {folder / 'partition.npz'}\npicture: {folder / 'partition.png'}")
 
 
+@app.command()
+def explain(
+    method: Annotated[str, typer.Argument(help="A method ('protofed list methods').")],
+    overrides: Overrides = None,
+    experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")] = "demo",
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Say what a method trains, sends, keeps private and can be set to, with the numbers of one experiment.
+
+    Examples:
+
+      protofed explain fedproto
+
+      protofed explain fedavg model=cnn_digits method.preset=official
+
+      protofed explain fednh --experiment fednh/cifar10_dir03 --data-dir DIR --json
+    """
+    if method not in METHODS:
+        raise UserError(f"there is no method {method!r}. {nearest(method, METHODS)}")
+    for word in overrides or []:
+        if word.partition("=")[0].strip() in ("method", "method.name"):
+            raise UserError(
+                f"{word!r} cannot be changed in explain: name the method, as in 'protofed explain {method}'."
+            )
+    plan = Experiment.load(experiment, f"method={method}", *(overrides or []))
+    with tables.bar(errors, f"playing a round of {method}") as tell:
+        told = explain_experiment(plan, data_dir, tell)
+    if as_json:
+        console.print_json(json.dumps(told))
+        return
+    tables.explanation(console, told, find(experiment).stem)
+
+
 class Kind(StrEnum):
     """What can be listed."""
 
@@ -280,7 +263,7 @@ def list_(
     data_dir: DataDir = None,
 ) -> None:
     """List methods, models, data, partitions or experiments."""
-    entries = _entries(what, data_dir)
+    entries = tables.entries(what, data_dir)
     if as_json:
         console.print_json(json.dumps(entries, default=str))
         return
@@ -289,36 +272,8 @@ def list_(
         _say(f"{entry['name']:<20} {entry['about']}" + (f"\n{'':<20} {keys}" if keys else ""))
 
 
-def _entries(what: Kind, data_dir: Path | None) -> list[dict[str, Any]]:
-    if what is Kind.data:
-        return [{**row, "about": f"{row['kind']}, {row['path']}".rstrip(", ")} for row in available(data_dir)]
-    if what is Kind.experiments:
-        return [{"name": name, "about": _about_file(configs() / f"{name}.toml")} for name in shipped()]
-    registry: dict[str, Any] = {Kind.methods: METHODS, Kind.models: MODELS, Kind.partitions: PARTITIONS}[what]  # type: ignore[assignment]
-    return [{"name": name, "about": _about(kind), "keys": _keys(kind)} for name, kind in registry.items()]
-
-
-def _about(kind: Any) -> str:
-    text = inspect.getdoc(getattr(kind, "func", kind)) or ""
-    return text.split("\n")[0]
-
-
-def _about_file(path: Path) -> str:
-    """The comment on the first line of an experiment."""
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
-
-
-def _keys(kind: Any) -> list[dict[str, Any]]:
-    about = schema.docs(kind)
-    return [
-        {"key": key, "default": default, "about": about.get(key, "")}
-        for key, (_, default) in schema.fields(kind).items()
-    ]
-
-
 def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    tables.say(console, text)
 
 
 def main() -> None:

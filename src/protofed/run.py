@@ -25,6 +25,7 @@ from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
 from protofed.ops import random
+from protofed.ops.trees import under
 from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 
@@ -75,12 +76,39 @@ def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
         init=experiment.method.init,
     )
     experiment.method.check(reference.specs())
+    _check_phases(experiment, reference)
+    _check_tests(experiment, federation, reference)
     if experiment.engine.name == "reference" or (experiment.engine.name == "auto" and device.type == "cpu"):
         return Prepared(domains, split, reference, ())
     stacked = StackedEngine(reference, chunk=experiment.engine.chunk)
     why_not = stacked.why_not(experiment.method)
     notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
     return Prepared(domains, split, stacked, notes)
+
+
+def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
+    """Whatever a method trains, every model must have."""
+    method = experiment.method
+    for spec in engine.specs():
+        names = method.init_client(spec).params
+        for prefix in {p for phase in (*method.phases(), *method.last_phases()) for p in phase.trains}:
+            if not under(names, prefix):
+                has = ", ".join(sorted({name.split(".")[0] for name in names}))
+                raise UserError(
+                    f"method.name = {experiment.method_name!r} trains {prefix}*, but {spec.architecture} has {has}. "
+                    "Use another model or method."
+                )
+
+
+def _check_tests(experiment: Experiment, federation: Federation, engine: ReferenceEngine) -> None:
+    """The global model can only be measured where there is something to measure it on."""
+    server = experiment.method.init_server(engine.specs()[0])
+    tests = sum(len(federation.global_test(domain).y) for domain in range(len(federation.shapes)))
+    if experiment.evaluate.gm and not tests and experiment.method.global_client(server) is not None:
+        raise UserError(
+            f"evaluate.gm = {experiment.evaluate.gm} measures the global model of {experiment.method_name} on the test "
+            f"part of {experiment.data.name!r}, which is empty. Use evaluate.gm = 0, or data with a test part."
+        )
 
 
 def run(
@@ -99,7 +127,7 @@ def run(
     if folder.finished:
         return Result(folder.path, folder.summary())
     prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
-    with _disk(folder), folder.locked(), _threads(experiment, prepared.engine), _stoppable(watch) as stop:
+    with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch)
         watch.start(experiment, state.round)
         try:
@@ -170,7 +198,7 @@ def _rounds(
             cohort = draw_cohort(experiment, round)
             trained = engine.train(method, state.server, cohort, round)
             refuse_nan(folder, state, trained, cohort, f"in round {round + 1}")
-            server = method.aggregate(state.server, trained.up, torch.tensor(cohort, device=experiment.torch_device()))
+            server = combine(experiment, state.server, trained, cohort)
             train_seconds = time.perf_counter() - started
 
             engine.clients = {**state.clients, **trained.clients}
@@ -204,6 +232,13 @@ def _rounds(
     return state
 
 
+def combine(experiment: Experiment, server: Any, trained: Trained, cohort: Sequence[int]) -> Any:
+    """The server after a round; a round in which nobody had any data leaves it as it was."""
+    if trained.up is None:
+        return server
+    return experiment.method.aggregate(server, trained.up, torch.tensor(cohort, device=experiment.torch_device()))
+
+
 def draw_cohort(experiment: Experiment, round: int) -> list[int]:
     """The clients of a round, from seed and round alone, so that every method meets the same ones."""
     size = max(1, int(experiment.participation * experiment.clients + 1e-9))
@@ -214,6 +249,8 @@ def draw_cohort(experiment: Experiment, round: int) -> list[int]:
 
 
 def _mean_loss(trained: Trained) -> float | None:
+    if not trained.losses:
+        return None
     total = reduce(lambda a, b: a + b, trained.losses)
     return float(total.value) if float(total.weight) > 0 else None
 
@@ -249,7 +286,7 @@ def _stoppable(watch: Watch) -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def _threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
+def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
     """Small models are faster on one thread than on several."""
     before = torch.get_num_threads()
     largest = max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from protofed.engines.wire import Size
@@ -13,12 +14,17 @@ from protofed.metrics import Tally
 class Trained(NamedTuple):
     """What one round of a cohort gives. Nothing is changed by it."""
 
-    up: Tree  # all uploads, merged
+    up: Tree  # all uploads, merged; None if nobody had any data
     clients: dict[int, Client]
     losses: list[Mean]  # one per client of the cohort
     finite: Tensor  # (K,) whether all of a client's loss, parameters and upload are numbers
     sent: Size  # over the cohort
     received: Size
+
+
+def nobody(cohort: Sequence[int]) -> Trained:
+    """A round in which nobody has any data: nothing is trained, nothing is sent."""
+    return Trained(None, {}, [], torch.ones(len(cohort), dtype=torch.bool), Size(0, 0), Size(0, 0))
 
 
 class Engine(Protocol):

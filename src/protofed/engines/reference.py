@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from protofed import local
 from protofed.data.federation import CHUNK, Federation, Samples
-from protofed.engines import Trained
+from protofed.engines import Trained, nobody
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
 from protofed.method import Client, Method, Spec, Tree
@@ -112,6 +112,8 @@ class ReferenceEngine:
         return self.federation.counts[list(cohort)].cpu()
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        if not any(self.federation.used(number) for number in cohort):
+            return nobody(cohort)
         down = method.broadcast(server, self._ids(cohort))
         lr = self.optimizer.rate(round)
         updates: list[local.Update] = []

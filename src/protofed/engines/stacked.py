@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from protofed import local
 from protofed.data.federation import CHUNK
 from protofed.data.stacked import TOGETHER, Plan, StackedData
-from protofed.engines import Trained
+from protofed.engines import Trained, nobody
 from protofed.engines.graph import Replay, signature
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.wire import Size, measure_down, measure_up
@@ -82,6 +82,8 @@ class StackedEngine:
     # training
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        if not any(self.federation.used(number) for number in cohort):
+            return nobody(cohort)
         if self.why_not(method):
             return self.reference.train(method, server, cohort, round)
         return self._run(method, server, cohort, round, last=False)

@@ -26,9 +26,9 @@ class DPFedCL(PrototypePool):
 
     eps: Annotated[float, Ge(0)] = 0.0
     """Radius of DBSCAN; 0 takes, class by class, the 0.9 quantile of the distances to the min_samples-th neighbour."""
-    min_samples: Annotated[int, Ge(1)] = 5
-    """Samples within the radius that make a core point. Noise points count for no prototype; a class that is all noise,
-    or has fewer samples than this, has its mean."""
+    min_samples: Annotated[int, Ge(2)] = 5
+    """Samples within the radius, itself included, that make a core point. Noise points count for no prototype; a class
+    that is all noise, or has fewer samples than this, has its mean."""
     most: Annotated[int, Ge(1), Le(100)] = 8
     """Prototypes per class that are sent at most: those of the largest clusters. The loss averages over what there is;
     a class that a client lacks is padded with one class mean."""

@@ -53,9 +53,10 @@ class FedNH(Method):
 
     def init_server(self, spec: Spec) -> Tree:
         make = separated if self.start == "separated" else orthogonal
-        body = shared(spec, HEAD)
-        body["params"]["scale"] = torch.tensor(self.scale)
-        return {"body": body, "prototypes": make(spec.classes, spec.dim, spec.seed)}
+        return {"body": shared(self.init_client(spec), HEAD), "prototypes": make(spec.classes, spec.dim, spec.seed)}
+
+    def init_client(self, spec: Spec) -> Client:
+        return Client(spec.params | {"scale": torch.tensor(self.scale)}, spec.buffers)
 
     def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
         return take(client, down["body"])

@@ -28,19 +28,20 @@ class FedPR(Method):
     losses = ("CE(F(w; x), y) + lam * d(f(x), y_bar[y]), Eq. 4",)
     scores = ("head", "proto")
     presets = {
-        "paper": {"distance": "l2", "divide": "everyone", "weighting": "samples"},
-        "official": {"distance": "mse", "divide": "holders", "weighting": "uniform"},
+        "paper": {"inference": "proto", "distance": "l2", "divide": "everyone", "weighting": "samples"},
+        "official": {"inference": "proto", "distance": "mse", "divide": "holders", "weighting": "uniform"},
     }
 
-    inference: Literal["head", "proto"] = "proto"
-    """Classify by the nearest global prototype (Alg. 1, l. 10-16), or by the classifier."""
+    inference: Literal["head", "proto"] = "head"
+    """Classify by the classifier, by which FedPR is above FedAvg (docs/results.md), or by the nearest global prototype
+    (Alg. 1, l. 10-16), by which it mostly is not."""
     lam: Annotated[float, Ge(0)] = 1.0
     """Weight of the pull; the paper has none, which is 1."""
     distance: Distance = "mse"
-    """The l2 of Eq. 4: mse, as in FedProto's code, whose authors' lineage this is; l2, to the letter; or another."""
-    divide: Literal["holders", "everyone", "samples"] = "holders"
-    """Eq. 3: the mean over the clients that hold the class (its text), over all clients (its formula, which shrinks
-    prototypes), or over all samples of the class."""
+    """The l2 of Eq. 4: mse, as in FedProto's code; l2, to the letter, which collapses; or another."""
+    divide: Literal["holders", "everyone", "samples"] = "samples"
+    """Eq. 3: the mean over the clients that hold the class (its text), over all of the round (its formula, which
+    shrinks prototypes), or over all samples of the class."""
     weighting: Weighting = "samples"
     """Models count by their number of samples (Eq. 1), or all alike."""
 

@@ -61,7 +61,8 @@ class FeSEM(Method):
         return batch.mean(cross_entropy(logits, batch.y))
 
     def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
-        return {"model": Each(shared(client)), "weight": Each(weight(data, self.weighting))}, client
+        up = {"model": Each(shared(client)), "weight": Each(weight(data, self.weighting))}
+        return up | ({"size": Each(data.counts.sum())} if self.grouping == "size" else {}), client
 
     def aggregate(self, server: Tree, up: Tree, cohort: Tensor) -> Tree:
         models, counts = up["model"].rows, up["weight"].rows
@@ -69,7 +70,8 @@ class FeSEM(Method):
         if self.grouping == "em":
             mine = self._nearest(models["params"], server["centres"]["params"], before)  # E-step
         else:
-            mine = (counts >= counts.mean()).long().clamp(max=self.centres - 1)
+            sizes = up["size"].rows
+            mine = (sizes >= sizes.mean()).long().clamp(max=self.centres - 1)
         share = torch.nn.functional.one_hot(mine, self.centres).to(counts.dtype) * counts[:, None]  # (K, M)
         total = share.sum(0)
 

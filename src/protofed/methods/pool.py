@@ -29,15 +29,15 @@ class PrototypePool(Method):
     paper = "Qiao et al., 2023, arXiv 2304.01950"
     losses = ("CE(F(w; x), y), Eq. 3", "contrast of f(x) with the padded pool, Eqs. 10, 11; their sum is Eq. 12")
     scores = ("head", "proto")
-    presets = {"paper": {"weighting": "samples"}, "official": {"weighting": "uniform"}}
+    presets = {"paper": {"unit": False, "weighting": "samples"}, "official": {"unit": True, "weighting": "uniform"}}
 
     inference: Literal["head", "proto"] = "proto"
     """Classify by the nearest prototype of the pool (Alg. 2), or by the classifier."""
     temperature: Annotated[float, Gt(0)] = 0.07
     """The tau of Eq. 11."""
     unit: bool = True
-    """Embeddings and prototypes are brought to length 1, without which Eq. 11 saturates at tau = 0.07 (FedPCL's code);
-    the paper's text does not say so."""
+    """Embeddings and prototypes are brought to length 1, without which Eq. 11 saturates early at tau = 0.07 (FedPCL's
+    code), or stay as they are (the paper's text)."""
     weighting: Weighting = "samples"
     """Models count by their number of samples (Alg. 1, l. 9), or all alike (FedPCL's code)."""
 

@@ -35,7 +35,8 @@ def _first_of_class(y: Tensor, mask: Tensor, classes: int, clusters: int, key: T
     where = torch.where(mask > 0, y, classes)
     order = torch.argsort(where * 2**32 + draw)
     ordered = where[order]
-    start = torch.searchsorted(ordered, torch.arange(classes + 1, device=y.device))
+    size = F.one_hot(where, classes + 1).sum(0)
+    start = size.cumsum(0) - size
     rank = torch.empty_like(order).scatter(0, order, torch.arange(len(y), device=y.device) - start[ordered])
     slot = torch.where((mask > 0) & (rank < clusters), y * clusters + rank, classes * clusters)
     return F.one_hot(slot, classes * clusters + 1)[:, :-1].reshape(len(y), classes, clusters).to(mask.dtype)

@@ -1,0 +1,206 @@
+"""FedNH's figure 1: what a free and a uniform head make of six spirals, balanced and imbalanced.
+
+    python benchmarks/spiral.py                                        # the spirals as the paper prints them
+    python benchmarks/spiral.py --arms released --batch-size 5000 --epochs 200 \\
+        --out docs/images/spiral_released.png                          # as the authors' notebook has them
+
+One client has all the data. The free head is FedAvg's, trained with cross-entropy. The uniform head is FedNH's (Eq. 2)
+with the prototypes it starts from: six unit vectors 60 degrees apart, which only the server could turn. Learning rate,
+momentum and decay are the paper's, and momentum starts anew each epoch as in the notebook. Clipping is ours: without it
+this learning rate breaks FedNH's loss on the printed arms. How much the free head suffers depends on how many steps it
+gets: with small batches (64 on the printed arms, 512 on the released ones) its minority classes catch up.
+"""
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from protofed.atomic import write_atomically
+from protofed.data.domain import Domain
+from protofed.data.federation import Federation
+from protofed.data.partition import Iid
+from protofed.data.sources import Data, load
+from protofed.local import train
+from protofed.method import Method, Spec
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fednh import FedNH
+from protofed.models.functional import FunctionalModel, fresh, state
+from protofed.models.mlp import MlpSpiral
+from protofed.ops.optim import Optimizer
+from protofed.report.representations import Panel, angles, draw
+
+ROOT = Path(__file__).parent.parent
+COUNTS = {"balanced": [3000] * 6, "imbalanced": [3000, 1500, 750, 375, 187, 93]}  # training samples of each class
+OPTIMIZER = Optimizer(lr=0.1, momentum=0.9, weight_decay=1e-5, lr_decay=0.99, clip=1.0)
+HEADS: dict[str, Method] = {"free head": FedAvg(), "uniform head": FedNH.preset("paper")}
+PANELS = {  # lettered as in the paper
+    "b": ("free head", "balanced"),
+    "c": ("uniform head", "balanced"),
+    "d": ("free head", "imbalanced"),
+    "e": ("uniform head", "imbalanced"),
+}
+
+
+class Arms(StrEnum):
+    """Whose spirals: the paper's formula, where outer ends of different classes meet, or its notebook's."""
+
+    printed = "printed"
+    released = "released"
+
+
+class Outcome(NamedTuple):
+    """A trained panel and what was measured on the test set."""
+
+    z: np.ndarray
+    y: np.ndarray
+    vectors: np.ndarray
+    numbers: dict[str, Any]
+
+
+def main(
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training data.")] = 400,
+    out: Annotated[Path, typer.Option(help="The picture.")] = ROOT / "docs/images/spiral_figure1.png",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Its numbers; beside it if not given.")] = None,
+    noise: Annotated[float, typer.Option(min=0, help="Printed arms: deviation of the angle, radians.")] = 0.1,
+    arms: Annotated[Arms, typer.Option(help="The paper's formula, or its notebook's.")] = Arms.printed,
+    batch_size: Annotated[int, typer.Option(min=1, help="The notebook has 5000, the paper none.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the samples' order.")] = 0,
+) -> None:
+    """Train the four panels, draw them, and write their numbers."""
+    torch.set_num_threads(1)
+    outcomes = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=epochs * sum(sum(COUNTS[name]) for _, name in PANELS.values()))
+        for letter, (head, name) in PANELS.items():
+            bar.update(task, description=f"({letter}) {head}, {name}")
+            domain = released(COUNTS[name]) if arms == Arms.released else printed(COUNTS[name], noise)
+            step = partial(bar.advance, task, sum(COUNTS[name]))
+            outcomes[letter] = fit(HEADS[head], domain, epochs, batch_size, seed, step)
+    settings = {"arms": arms, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+    settings |= {"noise": noise} if arms == Arms.printed else {}
+    panels = {
+        letter: {"head": head, "training": name, **outcomes[letter].numbers} for letter, (head, name) in PANELS.items()
+    }
+    json_path = json_path or out.with_suffix(".json")
+    for path in (out, json_path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(json_path, (json.dumps({"settings": settings, "panels": panels}, indent=1) + "\n").encode())
+    draw([_panel(letter, outcome) for letter, outcome in outcomes.items()], out, _caption())
+    _table(panels)
+
+
+def printed(counts: list[int], noise: float) -> Domain:
+    """The arms of section 3.1."""
+    return load(Data(name="spiral", counts=counts, noise=noise), None)[0]
+
+
+def released(counts: list[int], width: float = 0.5) -> Domain:
+    """The arms of the authors' notebook: each turns by one sixth, with uniform noise, so that no two overlap."""
+
+    def part(index: int, sizes: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        points = []
+        for k, size in enumerate(sizes):
+            along = np.linspace(0, 1, size)
+            omega = np.pi / 3 * (k + along) + np.random.default_rng([index, k]).uniform(0, width, size)
+            points.append((1 + 9 * along)[:, None] * np.stack([np.cos(omega), np.sin(omega)], axis=1))
+        return np.concatenate(points).astype(np.float32), np.repeat(np.arange(len(sizes)), sizes)
+
+    names = tuple(str(k) for k in range(len(counts)))
+    return Domain("spiral", *part(0, counts), *part(1, [max(counts)] * len(counts)), names)
+
+
+def fit(
+    method: Method, domain: Domain, epochs: int, batch_size: int, seed: int, step: Callable[[], object] = lambda: None
+) -> Outcome:
+    """Train one client that has everything, and measure it on the balanced test set."""
+    federation = Federation([domain], Iid()([domain], 1, seed), seed=seed, batch_size=batch_size)
+    module = fresh(lambda: MlpSpiral(domain.shape, domain.classes), seed)
+    model, (params, buffers) = FunctionalModel(module), state(module)
+    spec = Spec("mlp_spiral", domain.classes, 2, params, buffers, seed)
+    down = method.broadcast(method.init_server(spec), torch.tensor([0]))
+    client = method.receive(model, method.init_client(spec), federation.local(0, 0), down)
+    for epoch in range(epochs):
+        client, loss, _ = train(
+            method,
+            model,
+            OPTIMIZER,
+            method.phases(),
+            client,
+            lambda _, epoch=epoch: federation.epoch(0, epoch, 0),  # type: ignore[misc]
+            down,
+            federation.local(0, epoch).key,
+            OPTIMIZER.rate(epoch),
+            1,
+        )
+        step()
+    x, y = federation.global_test(0)
+    with torch.no_grad():
+        z, scores = model.embed(client, x), method.predict(model, client, x, down)["head"]
+    if isinstance(method, FedNH):
+        z, vectors = F.normalize(z), down["prototypes"]
+    else:
+        vectors = client.params["head.fc.weight"]
+    numbers = _measure(z.numpy(), y.numpy(), scores.argmax(1).numpy(), vectors.numpy())
+    return Outcome(z.numpy(), y.numpy(), vectors.numpy(), {"loss": float(loss.value), **numbers})
+
+
+def _measure(z: np.ndarray, y: np.ndarray, guess: np.ndarray, vectors: np.ndarray) -> dict[str, Any]:
+    classes = range(len(vectors))
+    right = [float((guess[y == k] == k).mean()) for k in classes]
+    between, length = angles(vectors), np.linalg.norm(vectors, axis=1)
+    means = angles(np.stack([z[y == k].mean(0) for k in classes]))
+    pair = np.transpose(np.triu_indices(len(vectors), 1))[between.argmin()]
+    return {
+        "accuracy": float(np.mean(right)),
+        "accuracy_by_class": right,
+        "smallest_angle": float(between.min()),
+        "closest_classes": pair.tolist(),
+        "longest_over_shortest": float(length.max() / length.min()),
+        "mean_angle_of_class_means": float(means.mean()),
+        "smallest_angle_of_class_means": float(means.min()),
+    }
+
+
+def _panel(letter: str, outcome: Outcome) -> Panel:
+    head, name = PANELS[letter]
+    accuracy, angle = outcome.numbers["accuracy"], outcome.numbers["smallest_angle"]
+    title = f"({letter}) {head}, {name}\naccuracy {100 * accuracy:.1f} %, smallest angle {angle:.0f}°"
+    return Panel(title, outcome.z, outcome.y, outcome.vectors)
+
+
+def _caption() -> str:
+    return (
+        f"Test samples. Imbalanced: {', '.join(map(str, COUNTS['imbalanced']))} training samples of classes 0 to 5.\n"
+        "Arrows: class vectors, a panel's on one scale. Uniform head: embeddings of length 1, spread to a ring."
+    )
+
+
+def _table(panels: dict[str, dict[str, Any]]) -> None:
+    table = Table("panel", "accuracy", "by class, %", "smallest angle", "norms", "class means: mean", "smallest")
+    for letter, row in panels.items():
+        table.add_row(
+            f"({letter}) {row['head']}, {row['training']}",
+            f"{100 * row['accuracy']:.2f} %",
+            " ".join(f"{100 * value:.0f}" for value in row["accuracy_by_class"]),
+            f"{row['smallest_angle']:.1f}° ({'-'.join(map(str, row['closest_classes']))})",
+            f"1 : {row['longest_over_shortest']:.2f}",
+            f"{row['mean_angle_of_class_means']:.1f}°",
+            f"{row['smallest_angle_of_class_means']:.1f}°",
+        )
+    Console(width=None if Console().is_terminal else 140).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,259 @@
+"""What commands print: tables for a person, and the entries of `protofed list`."""
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from protofed import schema
+from protofed.data.partition import PARTITIONS
+from protofed.data.sources import available
+from protofed.experiment import configs, shipped
+from protofed.methods import METHODS
+from protofed.models import MODELS
+from protofed.report import compare as comparison
+from protofed.results import Result
+
+NAMED = 4  # prefixes of one part that are named one by one
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def result(console: Console, done: Result) -> None:
+    """The numbers of a finished run."""
+    s = done.summary
+    table = Table(
+        title=f"{s['method']}, {s['clients']} clients, {s['rounds']} rounds, seed {s['seed']}", title_justify="left"
+    )
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    shown = {
+        "accuracy, mean over clients": s["accuracy_mean"],
+        "  std over clients": s["accuracy_std"],
+        "  worst tenth of clients": s["accuracy_worst10"],
+        "  by classifier": s["accuracy_head_mean"],
+        "  by nearest prototype": s["accuracy_proto_mean"],
+        "global model, global test set": s["global_accuracy"],
+        "personal models, global test set, PM(V)": s["pm_v"],
+        "personal models, global test set, PM(L)": s["pm_l"],
+    }
+    for what, value in shown.items():
+        if value is not None:
+            table.add_row(what, f"{100 * value:.2f} %")
+    table.add_row("parameters sent up a round", comparison.sent(s["params_up_per_round"]))
+    table.add_row(
+        "bytes up / down, whole run", f"{comparison.sent(s['bytes_up'])} / {comparison.sent(s['bytes_down'])}"
+    )
+    table.add_row("seconds", f"{s['seconds']:.1f}")
+    console.print(table)
+    pictures = ", ".join(sorted(p.name for p in done.folder.glob("*.png")))
+    say(console, f"run: {done.folder}\npictures: {pictures}")
+
+
+def compared(console: Console, rows: list[dict[str, Any]], title: str) -> None:
+    """Several methods on one experiment; the best of each column is bold."""
+    columns = {key: title for key, title in comparison.used(rows).items() if key not in ("accuracy_std", "pm_l")}
+    table = Table(title=f"{title}: % over clients, mean ± std over seeds {rows[0]['seeds']}", title_justify="left")
+    table.add_column("method")
+    table.add_column("judged by")
+    for name in (*columns.values(), "params up / round", "seconds"):
+        table.add_column(name, justify="right")
+    best = {key: max((row[key][0] for row in rows if row[key]), default=None) for key in columns}
+    for row in rows:
+        cells = []
+        for key in columns:
+            text = comparison.cell(row[key], len(row["seeds"]))
+            cells.append(f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] else text)
+        sent = comparison.sent(row["params_up_per_round"][0])
+        table.add_row(row["method"], row["judged by"], *cells, sent, f"{row['seconds'][0]:.1f}")
+    console.print(table)
+
+
+# protofed list
+
+
+def entries(what: str, data_dir: Path | None) -> list[dict[str, Any]]:
+    """One for each method, model, data set, partition or experiment that there is."""
+    if what == "data":
+        return [{**row, "about": f"{row['kind']}, {row['path']}".rstrip(", ")} for row in available(data_dir)]
+    if what == "experiments":
+        return [{"name": name, "about": _about_file(configs() / f"{name}.toml")} for name in shipped()]
+    registries: dict[str, Mapping[str, Any]] = {"methods": METHODS, "models": MODELS, "partitions": PARTITIONS}
+    beside = ("paper", "losses", "presets") if what == "methods" else ()
+    return [
+        {"name": name, "about": _about(kind), "keys": _keys(kind), **{key: getattr(kind, key) for key in beside}}
+        for name, kind in registries[what].items()
+    ]
+
+
+def _about(kind: Any) -> str:
+    """The first line of what a class says of itself."""
+    text = inspect.getdoc(getattr(kind, "func", kind)) or ""
+    return text.split("\n")[0]
+
+
+def _about_file(path: Path) -> str:
+    """The comment on the first line of an experiment."""
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _keys(kind: Any) -> list[dict[str, Any]]:
+    docs = schema.docs(kind)
+    return [
+        {"key": key, "default": default, "about": docs.get(key, "")}
+        for key, (_, default) in schema.fields(kind).items()
+    ]
+
+
+# protofed explain
+
+
+@contextlib.contextmanager
+def bar(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, for what takes more than two seconds."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task, began = progress.add_task(label), time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        progress.update(task, completed=done, total=of)
+        if time.monotonic() - began > 2:
+            progress.start()
+
+    try:
+        yield tell
+    finally:
+        progress.stop()
+
+
+def explanation(console: Console, told: Mapping[str, Any], experiment: str) -> None:
+    """What `explain` found, in the order in which one asks."""
+    say(console, f"{told['method']}: {told['about']}\n{told['paper']}\n\nLosses")
+    for line in told["losses"]:
+        say(console, f"  {line}")
+    say(console, "\nTraining on a client")
+    for number, phase in enumerate(told["phases"], 1):
+        say(console, f"  {number}. {_phase(phase)}")
+    up, down = told["up"], told["down"]
+    _message(console, f"What goes up, a client and round (round {up['round']} of {experiment})", up, "server sees it")
+    _message(console, f"What goes down, a client and round (round {down['round']})", down, "who gets it")
+    if any(phase["when"] != "every round" for phase in told["phases"]):
+        say(console, "  Once more to every client after the last round.")
+    say(console, f"  {told['counted']}")
+    say(console, "\nWhat stays private")
+    for line in _private(told):
+        say(console, f"  {line}")
+    say(console, "What the server learns all the same")
+    for line in told["private"]["server_learns"]:
+        say(console, f"  {line}")
+    say(console, "\nChoices in force (* differs from the default)")
+    _choices(console, told["choices"])
+    presets = "; ".join(f"{name}: {words}" for name, words in told["presets"].items())
+    say(console, f"Presets (method.preset=NAME): {presets}.")
+
+
+def _phase(phase: Mapping[str, Any]) -> str:
+    epochs = f"{phase['epochs']} {'epoch' if phase['epochs'] == 1 else 'epochs'}"
+    then = "in the first round" if phase["when"] == "every round" else "by then"
+    source = f"the experiment's {then}" if phase["lr_from"] == "experiment" else "the method's own"
+    extra = ", without momentum and weight decay" if phase["plain"] else ""
+    extra += f", on {phase['loss']}" if phase["loss"] else ""
+    what = f"{', '.join(phase['trains'])} ({_by_architecture(phase['numbers'])} parameters)"
+    return f"{phase['when']}: {what} for {epochs} at lr {phase['lr']:g} ({source}){extra}"
+
+
+def _message(console: Console, title: str, message: Mapping[str, Any], seen: str) -> None:
+    say(console, f"\n{title}")
+    if not message["groups"]:
+        say(console, "  nothing")
+        return
+    table = _plain("what", "shape and type", "numbers", "bytes", seen)
+    for group in message["groups"]:
+        table.add_row(_group(group), _shape(group), _range(group["numbers"]), _range(group["bytes"]), group["seen"])
+    table.add_row("counts, row numbers, header", "", "", _range(message["bytes_beside"]), "")
+    console.print(table)
+    for unit in ("numbers", "bytes"):
+        spread = message[unit]
+        mean = f", mean {spread['mean']:,.1f}" if spread["min"] < spread["max"] else ""
+        words = "bytes as serialised" if unit == "bytes" else "numbers of models and prototypes, as the papers count"
+        whole = f"the round of {message['clients']} clients {spread['round']:,}"
+        say(console, f"  {words}: a client {_range(spread)}{mean}; {whole}")
+
+
+def _group(group: Mapping[str, Any]) -> str:
+    if not group["parts"]:
+        return str(group["name"])
+    return f"{group['name']}: {_parts(group['parts'])}{' buffers' if group['kind'] == 'buffers' else ''}"
+
+
+def _parts(parts: Sequence[str]) -> str:
+    return ", ".join(parts) if len(parts) <= NAMED else f"{len(parts)} parts of {parts[0].split('.')[0]}.*"
+
+
+def _shape(group: Mapping[str, Any]) -> str:
+    shape = f"{group['tensors']} tensors" if group["shape"] is None else f"({', '.join(map(str, group['shape']))})"
+    kind = f"{group['dtype']}, {group['dtype_bytes']} bytes each"
+    rows = f", {_range(group['rows'])} of {group['rows']['of']} rows sent" if group["rows"] else ""
+    return f"{shape}{rows}; {kind}"
+
+
+def _private(told: Mapping[str, Any]) -> Iterator[str]:
+    private = told["private"]
+    for entry in private["params"]:
+        known = "; the server knows how they begin: it sent them" if entry["from_server"] else ""
+        numbers = f"{_by_architecture(entry['numbers'])} parameters"
+        trained = "never trained" if entry["trained"] == "never" else f"trained {entry['trained']}"
+        yield f"{_parts(entry['parts'])}: {numbers}, {trained}, never sent{known}"
+    if not private["params"]:
+        yield "no parameter: all of them are in the upload"
+    for kind in ("buffers", "memory"):
+        for entry in private[kind]:
+            yield f"{_parts(entry['parts'])} ({kind}): {_by_architecture(entry['numbers'])} numbers"
+    if any(phase["when"] != "every round" for phase in told["phases"]):
+        yield "whatever is learnt after the last round"
+    yield private["data"]
+
+
+def _choices(console: Console, choices: Sequence[Mapping[str, Any]]) -> None:
+    table = _plain("key", "in force", "default", "paper", "official", "what it means")
+    for choice in choices:
+        mark = "" if choice["value"] == choice["default"] else " *"
+        values = (_value(choice[key]) for key in ("default", "paper", "official"))
+        cells = (choice["key"], _value(choice["value"]) + mark, *values, " ".join(choice["about"].split()))
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _plain(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _range(spread: Mapping[str, Any]) -> str:
+    low, high = spread["min"], spread["max"]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _by_architecture(numbers: Mapping[str, int]) -> str:
+    if len(set(numbers.values())) == 1:
+        return f"{next(iter(numbers.values())):,}"
+    return ", ".join(f"{name} {count:,}" for name, count in numbers.items())

@@ -1,0 +1,124 @@
+"""The stacked engine does what the reference engine does: every method, both presets, ragged clients, few of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from protofed.data.domain import Domain
+from protofed.data.federation import Federation
+from protofed.data.split import Split
+from protofed.data.stacked import StackedData
+from protofed.engines import Engine
+from protofed.engines.reference import ReferenceEngine
+from protofed.engines.stacked import StackedEngine
+from protofed.method import Method
+from protofed.methods import METHODS
+from protofed.models import MODELS
+from protofed.ops.optim import Optimizer
+
+ROWS = (range(0, 17), (17,), range(20, 48, 4), (18, 19, 22, 23, 26), range(48, 60))
+COHORTS = [[0, 1, 2, 3, 4], [2, 0], [3, 1, 4, 0, 2]]
+
+
+def federation(augment: tuple[str, ...] = ("crop", "flip")) -> Federation:
+    """Five clients in two domains: many samples, a single one, a single class, and uneven batches."""
+    g = np.random.default_rng(0)
+    y = np.arange(60) % 4
+    x = (g.normal(size=(60, 1, 28, 28)) + y[:, None, None, None]).astype(np.float32)
+    domains = [Domain(name, x + i, y, x[:10] + i, y[:10], tuple("abcd")) for i, name in enumerate(("one", "two"))]
+    rows = tuple(np.array(r) for r in ROWS)
+    split = Split(np.array([0, 0, 1, 0, 1]), rows, tuple(np.arange(3 + i) for i in range(5)))
+    return Federation(domains, split, seed=1, batch_size=4, augmentations=augment)
+
+
+def engine(method: Method, names: tuple[str, ...] = ("cnn_mnist",) * 5) -> ReferenceEngine:
+    builders = [(name, lambda shape, classes, name=name: MODELS[name](shape, classes)) for name in names]
+    optimizer = Optimizer(lr=0.05, momentum=0.5, weight_decay=1e-3, clip=5.0)
+    return ReferenceEngine(federation(), builders, optimizer, seed=1, local_epochs=2, init=method.init)  # type: ignore[arg-type]
+
+
+def play(one: Engine, method: Method) -> dict[str, Any]:
+    """Three rounds, then everything that is measured."""
+    server = method.init_server(one.specs()[0])
+    lines = []
+    for round, cohort in enumerate(COHORTS):
+        trained = one.train(method, server, cohort, round)
+        server = method.aggregate(server, trained.up, torch.tensor(cohort))
+        one.clients = {**one.clients, **trained.clients}
+        lines.append((trained.sent, trained.received, trained.finite.tolist()))
+        losses = torch.stack([loss.value for loss in trained.losses])
+    found = {
+        "server": server,
+        "clients": one.clients,
+        "losses": losses,
+        "own": one.evaluate(method, server, [0, 1, 2, 3, 4], on="own", who="personal"),
+        "wide": one.evaluate(method, server, [3, 1, 4], on="global", who="personal"),
+        "lines": lines,
+    }
+    if method.global_client(server) is not None:
+        found["whole"] = one.evaluate(method, server, [4, 0], on="own", who="global")
+    if method.last_phases():
+        found["last"] = one.finish(method, server, [2, 0], 9).clients
+    return found
+
+
+def agree(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left.pop("lines") == right.pop("lines")
+    assert left["clients"].keys() == right["clients"].keys()
+    tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4), left, right)
+
+
+@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("name", METHODS)
+def test_engines_agree(name: str, preset: str) -> None:
+    quick = {"creff": {"head_epochs": 3, "steps": 3}, "fedrep": {"head_epochs": 2}}
+    method = METHODS[name].preset(preset, **quick.get(name, {}))
+    stacked = StackedEngine(engine(method))
+    assert (stacked.why_not(method) is None) == method.stackable
+    agree(play(engine(method), method), play(stacked, method))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_chunks_and_several_architectures_change_nothing(chunk: int) -> None:
+    method, names = METHODS["fedproto"](), ("cnn_mnist", "mlp_digits", "cnn_mnist", "mlp_digits", "cnn_mnist")
+    small = tuple(n if n == "cnn_mnist" else "wide" for n in names)
+
+    def build() -> ReferenceEngine:
+        builders = [
+            (n, lambda s, c, n=n: MODELS["cnn_mnist"](s, c) if n == "cnn_mnist" else MODELS["mlp_digits"](s, c, dim=50))
+            for n in small
+        ]
+        return ReferenceEngine(federation(), builders, Optimizer(lr=0.05), seed=1, local_epochs=1, init="common")
+
+    agree(play(build(), method), play(StackedEngine(build(), chunk=chunk), method))
+
+
+def test_the_same_engine_twice_is_the_same_to_the_bit() -> None:
+    method = METHODS["fednh"]()
+    first, second = (play(StackedEngine(engine(method)), method) for _ in range(2))
+    first.pop("lines"), second.pop("lines")
+    tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), first, second)
+
+
+def test_batches_come_in_the_same_order_to_the_bit() -> None:
+    one = federation()
+    side = StackedData(one, range(5))
+    numbers = [4, 0, 2]
+    for epoch in range(2):
+        plan = side.epoch(numbers, side.keys("order", 3, numbers), epoch)
+        for row, number in enumerate(numbers):
+            for step, batch in enumerate(one.epoch(number, 3, epoch)):
+                mine = side.batch(plan.step(step), side.black(numbers))
+                size = len(batch.y)
+                assert torch.equal(mine.x[row, :size], batch.x)
+                assert torch.equal(mine.y[row, :size], batch.y)
+                assert mine.mask[row].tolist() == [1.0] * size + [0.0] * (4 - size)
+
+
+def test_what_cannot_be_stacked_is_said() -> None:
+    ragged = engine(METHODS["fedavg"](), ("cnn_mnist",) * 5)
+    assert StackedEngine(ragged).why_not(METHODS["fedavg"]()) is None
+    assert "host" in str(StackedEngine(ragged).why_not(METHODS["dpfedcl"]()))

@@ -1,0 +1,91 @@
+"""Readings by name: every method in both presets, on all clients and on a tenth of them, and resumed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder
+from protofed.methods import METHODS
+from protofed.results import Watch
+from protofed.run import Interrupted, run
+
+ALL = {
+    *("local", "fedavg", "fedprox", "fedper", "fedrep", "fesem", "ditto", "fedbabu", "fedrod", "creff"),
+    *("fedproto", "fednh", "fedpr", "mpfedcl", "spfedcl", "dpfedcl"),
+}
+
+
+class StopAfterOne(Watch):
+    def round(self, line: dict[str, object]) -> None:
+        if line["round"] == 1:
+            raise KeyboardInterrupt
+
+
+def plan(method: str, *changes: str) -> Experiment:
+    few = ["model=cnn_digits", "rounds=3", "clients=10", "local_epochs=1", "partition.shots=3", "evaluate.own=0"]
+    quick = {"creff": ["method.head_epochs=3", "method.steps=3"], "fedrep": ["method.head_epochs=2"]}
+    return Experiment.load("demo", f"method={method}", *few, *quick.get(method, []), *changes)
+
+
+def test_there_are_sixteen() -> None:
+    assert set(METHODS) == ALL
+    assert all(set(kind.presets) == {"paper", "official"} for kind in METHODS.values())
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.1])
+@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("method", sorted(ALL))
+def test_every_method_runs_in_both_presets_and_resumes(method: str, preset: str, participation: float) -> None:
+    experiment = plan(method, f"method.preset={preset}", f"participation={participation}")
+    with pytest.raises(Interrupted):
+        run(experiment, "cut", watch=StopAfterOne())
+    resumed = run(experiment, "cut", resume=True)
+    whole = run(experiment, "whole")
+    assert resumed.summary["accuracy_mean"] == whole.summary["accuracy_mean"]
+    state, again = RunFolder(Path("whole")).restore()[0], RunFolder(Path("cut")).restore()[0]
+    assert state is not None
+    assert again is not None
+    for a, b in zip(tree_leaves(state.server), tree_leaves(again.server), strict=True):
+        assert torch.equal(a, b)
+        assert not a.is_floating_point() or bool(torch.isfinite(a).all())
+
+
+@pytest.mark.parametrize("method", sorted(ALL))
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_a_preset_is_its_fields(method: str, preset: str) -> None:
+    experiment = Experiment.load("demo", f"method={method}", f"method.preset={preset}")
+    assert experiment.method == METHODS[method].preset(preset)
+    assert Experiment.from_dict(experiment.to_dict()).method == experiment.method
+    given = Experiment.load("demo", f"method={method}", f"method.preset={preset}", "method.inference=head")
+    assert given.method.inference == "head"
+
+
+def test_a_preset_leaves_the_files_own_fields_behind_but_not_those_beside_it() -> None:
+    changed = Experiment.load("demo", "method.preset=official", "method.lam=0.5").method
+    assert changed == METHODS["fedproto"].preset("official", lam=0.5)
+    with pytest.raises(UserError, match=r"method.preset = 'papr' is unknown.*paper"):
+        Experiment.load("demo", "method.preset=papr")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("method=fednh", "method.rho=1.5"), r"method.rho = 1.5 should be less than 1"),
+        (("method=fednh", "method.rho=0.0"), r"method.rho = 0.0 should be greater than 0"),
+        (
+            ("method=mpfedcl", "method.clusters=9"),
+            r"method.clusters = 9.*no client has more than \d samples of one class",
+        ),
+        (("method=fedavg", "model=['mlp_digits', 'cnn_digits']"), r"averages one architecture.*Use fedproto"),
+        (("method=fednh", "method.start=orthogonal", "model.dim=4"), r"wide as there are classes.*'separated'"),
+    ],
+)
+def test_what_a_method_cannot_serve_is_said_before_training(changes: tuple[str, ...], said: str) -> None:
+    name = changes[0].removeprefix("method=")
+    with pytest.raises(UserError, match=said):
+        run(plan(name, *changes[1:]), "out")
+    assert not Path("out").exists()
