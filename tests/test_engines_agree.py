@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from protofed.data.domain import Domain
@@ -17,21 +18,24 @@ from protofed.engines.stacked import StackedEngine
 from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
+from protofed.models.mlp import Net, chain
 from protofed.ops.optim import Optimizer
 
 ROWS = (range(0, 17), (17,), range(20, 48, 4), (18, 19, 22, 23, 26), range(48, 60))
 COHORTS = [[0, 1, 2, 3, 4], [2, 0], [3, 1, 4, 0, 2]]
+FEWER = [[0, 1, 2, 3], [2, 0], [3, 1, 0, 2]]
 
 
-def federation(augment: tuple[str, ...] = ("crop", "flip")) -> Federation:
+def federation(drop_last: bool = False, without: int | None = None) -> Federation:
     """Five clients in two domains: many samples, a single one, a single class, and uneven batches."""
     g = np.random.default_rng(0)
     y = np.arange(60) % 4
     x = (g.normal(size=(60, 1, 28, 28)) + y[:, None, None, None]).astype(np.float32)
     domains = [Domain(name, x + i, y, x[:10] + i, y[:10], tuple("abcd")) for i, name in enumerate(("one", "two"))]
-    rows = tuple(np.array(r) for r in ROWS)
-    split = Split(np.array([0, 0, 1, 0, 1]), rows, tuple(np.arange(3 + i) for i in range(5)))
-    return Federation(domains, split, seed=1, batch_size=4, augmentations=augment)
+    kept = [i for i in range(5) if i != without]
+    rows = tuple(np.array(ROWS[i]) for i in kept)
+    split = Split(np.array([0, 0, 1, 0, 1])[kept], rows, tuple(np.arange(3 + i) for i in kept))
+    return Federation(domains, split, seed=1, batch_size=4, drop_last=drop_last, augmentations=("crop", "flip"))
 
 
 def engine(method: Method, names: tuple[str, ...] = ("cnn_mnist",) * 5) -> ReferenceEngine:
@@ -40,11 +44,11 @@ def engine(method: Method, names: tuple[str, ...] = ("cnn_mnist",) * 5) -> Refer
     return ReferenceEngine(federation(), builders, optimizer, seed=1, local_epochs=2, init=method.init)  # type: ignore[arg-type]
 
 
-def play(one: Engine, method: Method) -> dict[str, Any]:
+def play(one: Engine, method: Method, cohorts: list[list[int]] = COHORTS) -> dict[str, Any]:
     """Three rounds, then everything that is measured."""
     server = method.init_server(one.specs()[0])
     lines = []
-    for round, cohort in enumerate(COHORTS):
+    for round, cohort in enumerate(cohorts):
         trained = one.train(method, server, cohort, round)
         server = method.aggregate(server, trained.up, torch.tensor(cohort))
         one.clients = {**one.clients, **trained.clients}
@@ -54,12 +58,12 @@ def play(one: Engine, method: Method) -> dict[str, Any]:
         "server": server,
         "clients": one.clients,
         "losses": losses,
-        "own": one.evaluate(method, server, [0, 1, 2, 3, 4], on="own", who="personal"),
-        "wide": one.evaluate(method, server, [3, 1, 4], on="global", who="personal"),
+        "own": one.evaluate(method, server, cohorts[0], on="own", who="personal"),
+        "wide": one.evaluate(method, server, [3, 1], on="global", who="personal"),
         "lines": lines,
     }
     if method.global_client(server) is not None:
-        found["whole"] = one.evaluate(method, server, [4, 0], on="own", who="global")
+        found["whole"] = one.evaluate(method, server, [3, 0], on="own", who="global")
     if method.last_phases():
         found["last"] = one.finish(method, server, [2, 0], 9).clients
     return found
@@ -94,6 +98,35 @@ def test_chunks_and_several_architectures_change_nothing(chunk: int) -> None:
         return ReferenceEngine(federation(), builders, Optimizer(lr=0.05), seed=1, local_epochs=1, init="common")
 
     agree(play(build(), method), play(StackedEngine(build(), chunk=chunk), method))
+
+
+def test_batchnorm_dropout_and_attention_stack_too() -> None:
+    """Statistics of ragged batches are those of the real samples; running ones are kept client by client."""
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        attention = nn.TransformerEncoderLayer(36, 2, 16, dropout=0.1, batch_first=True)
+        attention.self_attn.dropout = 0.0
+        body = chain(
+            conv=nn.Conv2d(shape[0], 4, 5, stride=4),
+            norm=nn.BatchNorm2d(4),
+            relu=nn.ReLU(),
+            drop=nn.Dropout2d(0.3),
+            tokens=nn.Flatten(2),
+            attention=attention,
+            flat=nn.Flatten(),
+            fc=nn.Linear(4 * 36, 8),
+            last=nn.BatchNorm1d(8, momentum=None),
+        )
+        return Net(body, chain(fc=nn.Linear(8, classes)), 8)
+
+    def one(method: Method) -> ReferenceEngine:
+        # drop_last: BatchNorm1d cannot train on a batch of one sample
+        data = federation(drop_last=True, without=1)
+        return ReferenceEngine(data, [("odd", build)] * 4, Optimizer(lr=0.02), seed=1, local_epochs=2, init="common")
+
+    for name in ("fedavg", "fedproto", "ditto"):
+        method = METHODS[name]()
+        agree(play(one(method), method, FEWER), play(StackedEngine(one(method)), method, FEWER))
 
 
 def test_the_same_engine_twice_is_the_same_to_the_bit() -> None:

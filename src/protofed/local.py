@@ -48,7 +48,7 @@ def train_step(
     trained = under(client.params, phase.trains)
 
     def objective(trained: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tree, dict[str, Tensor]]]:
-        training = model.training(client.buffers, key)
+        training = model.training(client.buffers, key, batch.mask)
         loss = loss_of(training, client._replace(params=client.params | trained), batch, down)
         value, seen = loss if isinstance(loss, tuple) else (loss, ())
         return value, (value, seen, training.buffers)

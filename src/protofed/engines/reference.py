@@ -41,6 +41,7 @@ class ReferenceEngine:
         self.clients: dict[int, Client] = {}
         self._builders = builders
         self._models: dict[str, FunctionalModel] = {}
+        self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
         self.architectures = [self._architecture(client) for client in range(federation.clients)]
         self._refuse_lonely_samples()
@@ -54,6 +55,7 @@ class ReferenceEngine:
         if name not in self._models:
             spec, module = self._build(name, build, shape, random.seed(self.seed, "init", "common"))
             self._models[name] = FunctionalModel(module)
+            self._modules[name] = module
             self._common[name] = spec
         return name
 
@@ -88,6 +90,10 @@ class ReferenceEngine:
     def model(self, number: int) -> FunctionalModel:
         """A client's network."""
         return self._models[self.architectures[number]]
+
+    def padded_model(self, number: int) -> FunctionalModel:
+        """A client's network once more, for batches that may be padded."""
+        return FunctionalModel(self._modules[self.architectures[number]], padded=True)
 
     def client(self, method: Method, number: int) -> Client:
         """A client's state: what it kept, or what it starts from."""

@@ -18,6 +18,7 @@ from protofed.engines.reference import ReferenceEngine
 from protofed.engines.wire import Size, measure_down, measure_up
 from protofed.method import Client, Each, Mean, Method, Phase, Spec, Tree
 from protofed.metrics import Correct, Tally, add, tally
+from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
 from protofed.ops.trees import map_nodes, merge, under
 
@@ -50,6 +51,7 @@ class StackedEngine:
         self.federation, self.optimizer = reference.federation, reference.optimizer
         self.architectures = reference.architectures
         self._data: dict[str, StackedData] = {}
+        self._models: dict[str, FunctionalModel] = {}
         self._replays: dict[Any, Replay | None] = {}
 
     @property
@@ -70,13 +72,6 @@ class StackedEngine:
         """What keeps a method's clients from being stacked, in words."""
         if not method.stackable:
             return f"{type(method).__name__} works on the host, client by client"
-        for name in set(self.architectures):
-            members = [i for i, architecture in enumerate(self.architectures) if architecture == name]
-            ragged = len({self.federation.used(i) for i in members}) > 1
-            if self.reference.model(members[0]).normalises_batches and (
-                ragged or self.federation.used(members[0]) % self.federation.batch_size
-            ):
-                return f"{name} has BatchNorm, whose statistics must not see the padding of smaller batches"
         return None
 
     # training
@@ -124,6 +119,11 @@ class StackedEngine:
             for i in range(0, len(places), most)
         ]
 
+    def _model(self, group: Group) -> FunctionalModel:
+        if group.architecture not in self._models:
+            self._models[group.architecture] = self.reference.padded_model(group.numbers[0])
+        return self._models[group.architecture]
+
     def _samples(self, architecture: str) -> StackedData:
         if architecture not in self._data:
             members = [i for i, name in enumerate(self.architectures) if name == architecture]
@@ -134,7 +134,7 @@ class StackedEngine:
         return torch.tensor(list(cohort), device=self.federation.device)
 
     def _train_group(self, method: Method, group: Group, down: Tree, round: int, last: bool) -> Trained:
-        model, samples = self.reference.model(group.numbers[0]), self._samples(group.architecture)
+        model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = _deal(down, group.places)
         client = _stack([self.reference.client(method, number) for number in group.numbers])
         data = samples.local(group.numbers, round)
@@ -197,7 +197,7 @@ class StackedEngine:
         self, method: Method, phase: Phase, group: Group, black: Tensor, down: Tree, dims: Tree, rate: Tensor
     ) -> Callable[[Carried, Plan, list[Tensor]], Carried]:
         """Runs all steps of an epoch: one after another, or by replaying a captured one."""
-        samples, model = self._samples(group.architecture), self.reference.model(group.numbers[0])
+        samples, model = self._samples(group.architecture), self._model(group)
 
         def one(carried: Tree, batch: Tree, key: Tensor, down: Tree, rate: Tensor) -> Tree:
             client, moments, loss, n, _ = carried
@@ -243,7 +243,7 @@ class StackedEngine:
     # evaluation
 
     def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
-        if self.why_not(method) and not method.stackable:
+        if self.why_not(method):
             return self.reference.evaluate(method, server, cohort, on, who)
         down = method.broadcast(server, self._ids(cohort))
         found: dict[int, Tally] = {}
@@ -254,7 +254,7 @@ class StackedEngine:
 
     @torch.no_grad()
     def _evaluate_group(self, method: Method, server: Tree, group: Group, down: Tree, on: str, who: str) -> list[Tally]:
-        model, samples = self.reference.model(group.numbers[0]), self._samples(group.architecture)
+        model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = _deal(down, group.places)
         whole = method.global_client(server) if who == "global" else None
         if who == "global" and whole is None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.method import Client, Params
-from protofed.models.layers import key_dropouts
+from protofed.models.layers import key_dropouts, mask_norms
 from protofed.ops import random
 from protofed.ops.trees import under
 
@@ -35,10 +35,11 @@ class FunctionalModel:
     Called with a client it gives embeddings and logits in evaluation mode; `training` gives it in training mode.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, padded: bool = False) -> None:
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
         self.dropouts = [f"{name}.key" for name in key_dropouts(self.train_module)]
+        self.norms = [f"{name}.mask" for name in mask_norms(self.train_module, every=padded)]
         self.train_module.to("meta")
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
@@ -51,8 +52,9 @@ class FunctionalModel:
     def classify(self, client: Client, z: Tensor, at: str = "") -> Tensor:
         return self._part(self.eval_module.head, f"{at}head.", client, z)
 
-    def training(self, buffers: Params, key: Tensor) -> "Training":
-        return Training(self, buffers, key)
+    def training(self, buffers: Params, key: Tensor, mask: Tensor | None = None) -> "Training":
+        """The model in training mode; the mask says which samples are real, if some may not be."""
+        return Training(self, buffers, key, mask)
 
     @property
     def normalises_batches(self) -> bool:
@@ -77,10 +79,11 @@ class FunctionalModel:
 class Training:
     """The model during one training step: dropout is keyed, and `buffers` holds what BatchNorm makes of the batch."""
 
-    def __init__(self, model: FunctionalModel, buffers: Params, key: Tensor) -> None:
+    def __init__(self, model: FunctionalModel, buffers: Params, key: Tensor, mask: Tensor | None) -> None:
         self.model = model
         numbers = torch.arange(len(model.dropouts), device=key.device)[:, None]
         self.keys = dict(zip(model.dropouts, random.fold(key, numbers), strict=True)) if model.dropouts else {}
+        self.keys |= {name: mask for name in model.norms if mask is not None}
         self.buffers = {name: value.clone() for name, value in buffers.items()}  # updated in place below
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
