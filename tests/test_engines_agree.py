@@ -40,7 +40,7 @@ def federation(drop_last: bool = False, without: int | None = None) -> Federatio
 
 def engine(method: Method, names: tuple[str, ...] = ("cnn_mnist",) * 5) -> ReferenceEngine:
     builders = [(name, lambda shape, classes, name=name: MODELS[name](shape, classes)) for name in names]
-    optimizer = Optimizer(lr=0.05, momentum=0.5, weight_decay=1e-3, clip=5.0)
+    optimizer = Optimizer(lr=0.01, momentum=0.5, weight_decay=1e-3, clip=5.0)
     return ReferenceEngine(federation(), builders, optimizer, seed=1, local_epochs=2, init=method.init)  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def agree(left: dict[str, Any], right: dict[str, Any]) -> None:
 def test_engines_agree(name: str, preset: str) -> None:
     quick = {"creff": {"head_epochs": 3, "steps": 3}, "fedrep": {"head_epochs": 2}}
     method = METHODS[name].preset(preset, **quick.get(name, {}))
-    stacked = StackedEngine(engine(method))
+    stacked = StackedEngine(engine(method), workers=2)
     assert (stacked.why_not(method) is None) == method.stackable
     agree(play(engine(method), method), play(stacked, method))
 
@@ -131,7 +131,7 @@ def test_batchnorm_dropout_and_attention_stack_too() -> None:
 
 def test_the_same_engine_twice_is_the_same_to_the_bit() -> None:
     method = METHODS["fednh"]()
-    first, second = (play(StackedEngine(engine(method)), method) for _ in range(2))
+    first, second = (play(StackedEngine(engine(method), workers=2), method) for _ in range(2))
     first.pop("lines"), second.pop("lines")
     tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), first, second)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import signal
 import threading
 import time
@@ -80,7 +81,8 @@ def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
     _check_tests(experiment, federation, reference)
     if experiment.engine.name == "reference" or (experiment.engine.name == "auto" and device.type == "cpu"):
         return Prepared(domains, split, reference, ())
-    stacked = StackedEngine(reference, chunk=experiment.engine.chunk)
+    workers = experiment.engine.threads or os.cpu_count() or 1
+    stacked = StackedEngine(reference, chunk=experiment.engine.chunk, workers=workers)
     why_not = stacked.why_not(experiment.method)
     notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
     return Prepared(domains, split, stacked, notes)

@@ -11,6 +11,7 @@ from protofed.data.federation import Federation, Samples
 from protofed.method import Batch, LocalData
 from protofed.ops import random
 
+KEPT = 64  # groups of clients whose rows are remembered
 TOGETHER = 16384  # samples of all clients in one forward pass outside of training
 
 
@@ -40,14 +41,17 @@ class StackedData:
         self._test_start = dict(zip(domains, _starts(tests), strict=True))
         self._black = torch.stack([federation.black(d).expand(_channels(self.train.x), 1, 1) for d in domains])
         self._domain_place = {d: place for place, d in enumerate(domains)}
-        self._rows: tuple[tuple[int, ...], Tensor, Tensor] | None = None
+        self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def rows(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Training rows (M, N) of these clients, padded, and how many are real (M,)."""
-        if self._rows is None or self._rows[0] != tuple(numbers):
+        name = tuple(numbers)
+        if name not in self._rows:
             rows = [self.federation.train_rows(i) + self._start[self.federation.domain(i)] for i in numbers]
-            self._rows = (tuple(numbers), *_pad(rows, self.federation.device))
-        return self._rows[1], self._rows[2]
+            if len(self._rows) >= KEPT:
+                self._rows.clear()
+            self._rows[name] = _pad(rows, self.federation.device)
+        return self._rows[name]
 
     def test_rows(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Own test rows (M, T), padded, and how many are real (M,)."""

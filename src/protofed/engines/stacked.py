@@ -1,13 +1,15 @@
 """The stacked engine: clients of one architecture trained at once, by the same functions as one after another."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from protofed import local
 from protofed.data.federation import CHUNK
@@ -46,12 +48,14 @@ class Carried(NamedTuple):
 class StackedEngine:
     """Clients of one architecture together; what cannot be stacked is left to the reference engine."""
 
-    def __init__(self, reference: ReferenceEngine, *, chunk: int = 0) -> None:
+    def __init__(self, reference: ReferenceEngine, *, chunk: int = 0, workers: int = 1) -> None:
         self.reference, self.chunk = reference, chunk
+        self.workers = workers if reference.federation.device.type == "cpu" else 1
         self.federation, self.optimizer = reference.federation, reference.optimizer
         self.architectures = reference.architectures
         self._data: dict[str, StackedData] = {}
-        self._models: dict[str, FunctionalModel] = {}
+        self._models: dict[tuple[str, int], FunctionalModel] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._replays: dict[Any, Replay | None] = {}
 
     @property
@@ -91,7 +95,8 @@ class StackedEngine:
     def _run(self, method: Method, server: Tree, cohort: Sequence[int], round: int, last: bool) -> Trained:
         down = method.broadcast(server, self._ids(cohort))
         groups = self._groups(cohort)
-        parts = [self._train_group(method, group, down, round, last) for group in groups]
+        states = {number: self.reference.client(method, number) for number in cohort}  # new ones draw, one by one
+        parts = self._each(lambda group: self._train_group(method, group, states, down, round, last), groups)
         order = torch.tensor([i for group in groups for i in group.places], device=self.federation.device).argsort()
         up = map_nodes(
             lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n,
@@ -109,20 +114,31 @@ class StackedEngine:
         )
 
     def _groups(self, cohort: Sequence[int]) -> list[Group]:
+        """Clients of one architecture, those with the most samples first, dealt evenly to the workers."""
         by_name: dict[str, list[int]] = {}
-        for place, number in enumerate(cohort):
-            by_name.setdefault(self.architectures[number], []).append(place)
-        most = self.chunk or len(cohort)
-        return [
-            Group(name, places[i : i + most], [cohort[p] for p in places[i : i + most]])
-            for name, places in by_name.items()
-            for i in range(0, len(places), most)
-        ]
+        for place in sorted(range(len(cohort)), key=lambda place: -self.federation.used(cohort[place])):
+            by_name.setdefault(self.architectures[cohort[place]], []).append(place)
+        groups = []
+        for name, places in by_name.items():
+            parts = -(-len(places) // (self.chunk or len(places)))
+            parts = min(len(places), -(-parts // self.workers) * self.workers)
+            groups += [Group(name, places[i::parts], [cohort[p] for p in places[i::parts]]) for i in range(parts)]
+        return groups
+
+    def _each(self, work: Callable[[Group], Any], groups: Sequence[Group]) -> list[Any]:
+        """The work on every group, several at a time on a CPU: torch lets go of Python's lock while it computes."""
+        if self.workers == 1 or len(groups) == 1:
+            return [work(group) for group in groups]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        return list(self._pool.map(work, groups))
 
     def _model(self, group: Group) -> FunctionalModel:
-        if group.architecture not in self._models:
-            self._models[group.architecture] = self.reference.padded_model(group.numbers[0])
-        return self._models[group.architecture]
+        """A network for this thread: a module in use by one thread cannot be called by another."""
+        name = (group.architecture, threading.get_ident())
+        if name not in self._models:
+            self._models[name] = self.reference.padded_model(group.numbers[0])
+        return self._models[name]
 
     def _samples(self, architecture: str) -> StackedData:
         if architecture not in self._data:
@@ -133,10 +149,12 @@ class StackedEngine:
     def _ids(self, cohort: Sequence[int]) -> Tensor:
         return torch.tensor(list(cohort), device=self.federation.device)
 
-    def _train_group(self, method: Method, group: Group, down: Tree, round: int, last: bool) -> Trained:
+    def _train_group(
+        self, method: Method, group: Group, states: Mapping[int, Client], down: Tree, round: int, last: bool
+    ) -> Trained:
         model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = _deal(down, group.places)
-        client = _stack([self.reference.client(method, number) for number in group.numbers])
+        client = _stack([states[number] for number in group.numbers])
         data = samples.local(group.numbers, round)
         receive = method.last_receive if last else method.receive
         client = vmap(partial(receive, model), in_dims=(0, 0, dims))(client, data, mine)
@@ -217,9 +235,19 @@ class StackedEngine:
             return made._replace(seen=tree_map(torch.add, before, made.seen) if before != () else made.seen)
 
         def run(carried: Carried, plan: Plan, keys: list[Tensor]) -> Carried:
+            """Clients come in the order of their steps; those that are done are laid aside when they are many."""
+            done: list[Tree] = []
+            here = len(group.numbers)
             for number, key in enumerate(keys):
-                carried = step(carried, plan.step(number), key, black, down, rate)
-            return carried
+                active = sum(samples.steps(i) > number for i in group.numbers)
+                if active < 0.8 * here:
+                    carried, rest = _cut(carried, active)
+                    done.append(rest)
+                    here = active
+                batch, at, filling = _first((plan.step(number), key, black), here)
+                dealt = down if dims is None else _first(down, here, dims)
+                carried = step(carried, batch, at, filling, dealt, rate)
+            return _join([carried, *reversed(done)])
 
         if self.federation.device.type != "cuda":
             return run
@@ -246,20 +274,29 @@ class StackedEngine:
         if self.why_not(method):
             return self.reference.evaluate(method, server, cohort, on, who)
         down = method.broadcast(server, self._ids(cohort))
+        groups, whole = self._groups(cohort), method.global_client(server) if who == "global" else None
+        if who == "global" and whole is None:
+            raise ValueError(f"{type(method).__name__} has no global model")
+        states = {number: whole or self.reference.client(method, number) for number in cohort}
+        counted = self._each(lambda group: self._evaluate_group(method, group, states, whole, down, on), groups)
         found: dict[int, Tally] = {}
-        for group in self._groups(cohort):
-            tallies = self._evaluate_group(method, server, group, down, on, who)
+        for group, tallies in zip(groups, counted, strict=True):
             found |= dict(zip(group.places, tallies, strict=True))
         return [found[place] for place in range(len(cohort))]
 
     @torch.no_grad()
-    def _evaluate_group(self, method: Method, server: Tree, group: Group, down: Tree, on: str, who: str) -> list[Tally]:
+    def _evaluate_group(
+        self,
+        method: Method,
+        group: Group,
+        states: Mapping[int, Client],
+        whole: Client | None,
+        down: Tree,
+        on: str,
+    ) -> list[Tally]:
         model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = _deal(down, group.places)
-        whole = method.global_client(server) if who == "global" else None
-        if who == "global" and whole is None:
-            raise ValueError(f"{type(method).__name__} has no global model")
-        client = whole or _stack([self.reference.client(method, number) for number in group.numbers])
+        client = whole or _stack([states[number] for number in group.numbers])
         rows, sizes = samples.test_rows(group.numbers) if on == "own" else samples.global_rows(group.numbers)
         own = self.federation.counts[group.numbers] > 0
         mask = torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]
@@ -307,6 +344,23 @@ def _nodes(tree: Tree) -> list[Any]:
     found: list[Any] = []
     map_nodes(found.append, tree)
     return found
+
+
+def _first(tree: Tree, many: int, dims: Tree = 0) -> Tree:
+    """The part of the first clients, of whatever has an axis of clients."""
+    if isinstance(dims, int):
+        return tree_map(lambda t: t[:many], tree)
+    leaves, form = tree_flatten(tree)
+    axes = tree_flatten(dims, is_leaf=lambda d: d is None)[0]
+    return tree_unflatten([t if d is None else t[:many] for t, d in zip(leaves, axes, strict=True)], form)
+
+
+def _cut(carried: Carried, at: int) -> tuple[Carried, Carried]:
+    return tree_map(lambda t: t[:at], carried), tree_map(lambda t: t[at:], carried)
+
+
+def _join(parts: list[Carried]) -> Carried:
+    return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *parts)
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:

@@ -81,8 +81,8 @@ def key_dropouts(module: nn.Module) -> list[str]:
             )
         if isinstance(child, nn.MultiheadAttention) and child.dropout > 0:
             raise UserError(
-                f"{name} drops attention weights at random (dropout = {child.dropout}), which cannot be seeded client by "
-                f"client. Set {name}.dropout = 0.0; dropout layers around it are fine."
+                f"{name} drops attention weights at random (dropout = {child.dropout}), which cannot be seeded client "
+                f"by client. Set {name}.dropout = 0.0; dropout layers around it are fine."
             )
         if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             parent, _, leaf = name.rpartition(".")
