@@ -34,11 +34,15 @@ class EngineChoice:
     """How clients are run (the [engine] section)."""
 
     name: Literal["auto", "stacked", "reference"] = "auto"
-    """Clients of one model trained together (stacked), or one after another (reference); auto stacks on a GPU."""
+    """Clients of one model trained together (stacked), or one after another (reference); auto stacks on a GPU, and on a
+    CPU models of up to 200,000 parameters."""
     chunk: Annotated[int, Ge(0)] = 0
     """Clients that are stacked at most; 0: all of a round."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
-    """Threads of torch on the CPU; 0 takes one for small models and all cores for large ones."""
+    """Threads on the CPU: groups of stacked clients at a time, or torch's own threads; 0 takes all cores, or one of
+    torch's for small models."""
+    precision: Literal["fp32", "tf32"] = "fp32"
+    """On a GPU: products in full single precision, or rounded to ten bits (tf32), which is faster."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
+SMALL = 200_000  # parameters, up to which stacking clients pays on a CPU
 LARGE = 1_000_000  # parameters, from which on one step keeps several threads busy
 
 
@@ -79,13 +80,25 @@ def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
     experiment.method.check(reference.specs())
     _check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
-    if experiment.engine.name == "reference" or (experiment.engine.name == "auto" and device.type == "cpu"):
+    if not _stacks(experiment, reference):
         return Prepared(domains, split, reference, ())
     workers = experiment.engine.threads or os.cpu_count() or 1
     stacked = StackedEngine(reference, chunk=experiment.engine.chunk, workers=workers)
     why_not = stacked.why_not(experiment.method)
     notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
     return Prepared(domains, split, stacked, notes)
+
+
+def _stacks(experiment: Experiment, reference: ReferenceEngine) -> bool:
+    """Whether clients are trained together. On a CPU that pays for small models only, whose time goes into overhead."""
+    if experiment.engine.name != "auto":
+        return experiment.engine.name == "stacked"
+    return experiment.torch_device().type != "cpu" or _largest(reference) <= SMALL
+
+
+def _largest(engine: Engine) -> int:
+    """Parameters of the largest model."""
+    return max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
 
 
 def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
@@ -289,14 +302,16 @@ def _stoppable(watch: Watch) -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
-    """Small models are faster on one thread than on several."""
+    """Small models are faster on one thread than on several; products are rounded only where that was asked for."""
     before = torch.get_num_threads()
-    largest = max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
-    torch.set_num_threads(experiment.engine.threads or (before if largest >= LARGE else 1))
+    torch.set_num_threads(experiment.engine.threads or (before if _largest(engine) >= LARGE else 1))
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision == "tf32"
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 @contextlib.contextmanager
