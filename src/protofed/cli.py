@@ -1,4 +1,4 @@
-"""The command line: `protofed run`, `compare`, `partition`, `explain` and `list`."""
+"""The command line: `protofed run`, `compare`, `partition`, `explain`, `bench` and `list`."""
 
 import json
 import os
@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 
 from protofed import progress, schema, tables
+from protofed.bench import WORKLOADS
+from protofed.bench import bench as run_bench
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment, find
 from protofed.explain import explain as explain_experiment
@@ -244,6 +246,36 @@ def explain(
         console.print_json(json.dumps(told))
         return
     tables.explanation(console, told, find(experiment).stem)
+
+
+@app.command()
+def bench(
+    workload: Annotated[str, typer.Argument(help="One of: " + ", ".join(WORKLOADS) + ".")],
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are timed, after two to warm up.")] = 5,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Time one workload on the reference engine and on the stacked one, in one run.
+
+    Example:
+
+      protofed bench digits-100 --json
+    """
+    changes = tuple(overrides or [])
+    found = run_bench(
+        workload,
+        rounds=rounds,
+        device=device,
+        changes=changes,
+        data_dir=data_dir,
+        tell=lambda engine: errors.print(f"timing the {engine} engine ...", highlight=False),
+    )
+    if as_json:
+        console.print_json(json.dumps(found))
+    else:
+        tables.bench(console, found)
 
 
 class Kind(StrEnum):

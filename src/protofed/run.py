@@ -48,16 +48,18 @@ class Prepared(NamedTuple):
     notes: tuple[str, ...]
 
 
-def prepare_split(experiment: Experiment, data_dir: Path | None = None) -> tuple[list[Domain], Split]:
+def prepare_split(
+    experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None
+) -> tuple[list[Domain], Split]:
     """Who has what in this experiment."""
-    domains = load(experiment.data, data_dir)
+    domains = domains or load(experiment.data, data_dir)
     return domains, experiment.partition(domains, experiment.clients, experiment.seed)
 
 
-def prepare(experiment: Experiment, data_dir: Path | None = None) -> Prepared:
-    """Load, split and build; whatever can be refused is refused here, before anything is written."""
+def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None) -> Prepared:
+    """Load (or take), split and build; whatever can be refused is refused here, before anything is written."""
     device = experiment.torch_device()
-    domains, split = prepare_split(experiment, data_dir)
+    domains, split = prepare_split(experiment, data_dir, domains)
     federation = Federation(
         domains,
         split,

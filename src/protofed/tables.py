@@ -257,3 +257,21 @@ def _by_architecture(numbers: Mapping[str, int]) -> str:
     if len(set(numbers.values())) == 1:
         return f"{next(iter(numbers.values())):,}"
     return ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+
+
+def bench(console: Console, found: Mapping[str, Any]) -> None:
+    """Both engines side by side, with the parts of a round."""
+    table = Table(title=f"{found['workload']}: {found['about']}", title_justify="left")
+    for name in ("seconds a round", "reference", "stacked"):
+        table.add_column(name, justify="right" if name != "seconds a round" else "left")
+    table.add_row("whole", f"{found['reference_s']:.4f}", f"{found['stacked_s']:.4f}")
+    for part, seconds in found["stacked_parts"].items():
+        table.add_row(f"  {part}", f"{found['reference_parts'][part]:.4f}", f"{seconds:.4f}")
+    console.print(table)
+    say(
+        console,
+        f"ratio {found['ratio']:.1f}; {found['times_floor']:.1f} times the floor of {found['floor_s']:.4f} s; "
+        f"peak {found['peak_mb']:.0f} MB; {found['device']}, {found['precision']}, torch {found['torch']}",
+    )
+    if found["note"]:
+        say(console, f"note: {found['note']}")

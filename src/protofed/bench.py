@@ -1,0 +1,177 @@
+"""How fast it is: one workload on both engines in one run, with the time's parts and the distance to the floor."""
+
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from protofed.data.domain import Domain
+from protofed.data.sources import load
+from protofed.engines import Engine
+from protofed.engines.wire import encode
+from protofed.errors import UserError, nearest
+from protofed.experiment import Experiment
+from protofed.run import combine, draw_cohort, prepare, threads
+from protofed.version import VERSION
+
+CLASSES = 10
+
+
+class Workload(NamedTuple):
+    """A setting to measure."""
+
+    about: str
+    experiment: str
+    changes: tuple[str, ...]
+    shape: tuple[int, ...]  # of the images that stand in where the data set is not at hand
+
+
+IMAGES = "images of the right shape stand in for the data set, which is not at hand"
+WORKLOADS = {
+    "fedproto-mnist": Workload(
+        "FedProto's MNIST run: 20 clients, about 350 images each, batch 8", "fedproto/mnist_n3", (), (1, 28, 28)
+    ),
+    "fedproto-mnist-200": Workload(
+        "the same with 200 clients", "fedproto/mnist_n3", ("clients=200", "partition.shots=80"), (1, 28, 28)
+    ),
+    "fednh-cifar": Workload(
+        "FedNH's CNN: 100 clients all in, batch 64, one epoch",
+        "fednh/cifar10_dir03",
+        ("participation=1.0", "local_epochs=1", "partition=iid"),
+        (3, 32, 32),
+    ),
+    "fednh-round": Workload(
+        "FedNH's setting: 100 clients, 10 a round, Dir(0.3), five epochs, crop and flip",
+        "fednh/cifar10_dir03",
+        (),
+        (3, 32, 32),
+    ),
+    "digits-100": Workload(
+        "digits, 100 clients, a small CNN",
+        "demo",
+        ("clients=100", "partition.shots=1", "model=cnn_digits", "local_epochs=1"),
+        (),
+    ),
+}
+
+
+def bench(
+    name: str,
+    *,
+    rounds: int = 5,
+    device: str = "auto",
+    changes: tuple[str, ...] = (),
+    data_dir: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Seconds a round of the reference engine (one thread) and of the stacked one, and how they come about."""
+    if name not in WORKLOADS:
+        raise UserError(f"there is no workload {name!r}. {nearest(name, WORKLOADS)}")
+    work = WORKLOADS[name]
+    plan = Experiment.load(work.experiment, *work.changes, f"device={device}", *changes)
+    domains, note = _domains(plan, work, data_dir)
+    found: dict[str, Any] = {"workload": name, "about": work.about, "note": note, **_machine(plan)}
+    for engine, overrides in (("reference", ("engine.threads=1",)), ("stacked", ())):
+        tell(engine)
+        chosen = Experiment.load(
+            work.experiment, *work.changes, f"device={device}", *changes, f"engine.name={engine}", *overrides
+        )
+        made = prepare(chosen, domains=domains).engine
+        with threads(chosen, made):
+            parts = _rounds(chosen, made, rounds)
+        found[f"{engine}_s"] = parts.pop("round")
+        found[f"{engine}_parts"] = parts
+        found["peak_mb"] = _peak_mb(chosen)
+    found["ratio"] = found["reference_s"] / found["stacked_s"]
+    found["floor_s"] = _floor(plan, made)
+    found["times_floor"] = found["stacked_s"] / found["floor_s"]
+    return found
+
+
+def _domains(plan: Experiment, work: Workload, data_dir: Path | None) -> tuple[list[Domain], str]:
+    """The workload's data, or images of its shape."""
+    try:
+        return load(plan.data, data_dir), ""
+    except UserError:
+        if not work.shape:
+            raise
+    rng = np.random.default_rng(0)
+    y = np.arange(60_000) % CLASSES
+    x = rng.integers(0, 256, (len(y), *work.shape), dtype=np.uint8)
+    names = tuple(map(str, range(CLASSES)))
+    return [Domain(str(plan.data.name), x, y, x[:10_000], y[:10_000], names)], IMAGES
+
+
+def _machine(plan: Experiment) -> dict[str, Any]:
+    device = plan.torch_device()
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {"device": where, "precision": plan.engine.precision, "torch": torch.__version__, "protofed": VERSION}
+
+
+def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
+    """Medians over rounds, after two that warm up: the round as a run does it, and its parts."""
+    method, device = plan.method, plan.torch_device()
+    server = method.init_server(engine.specs()[0])
+    server = torch.utils._pytree.tree_map(lambda t: t.to(device), server)
+    times: dict[str, list[float]] = {"train and upload": [], "aggregate": [], "evaluate": [], "serialise": []}
+    for round in range(rounds + 2):
+        cohort = draw_cohort(plan, round)
+        marks = [_now(device)]
+        trained = engine.train(method, server, cohort, round)
+        marks.append(_now(device))
+        server = combine(plan, server, trained, cohort)
+        engine.clients = {**engine.clients, **trained.clients}
+        marks.append(_now(device))
+        engine.evaluate(method, server, cohort, on="own", who="personal")
+        if method.global_client(server) is not None:
+            engine.global_tally(method, server)
+        marks.append(_now(device))
+        encode(server)
+        marks.append(_now(device))
+        if round >= 2:
+            for name, start, end in zip(times, marks, marks[1:], strict=False):
+                times[name].append(end - start)
+    parts = {name: statistics.median(values) for name, values in times.items()}
+    return {"round": sum(parts.values()), **parts}
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _peak_mb(plan: Experiment) -> float:
+    if plan.torch_device().type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _floor(plan: Experiment, engine: Engine) -> float:
+    """The training's products at the speed of one large product: no engine can be faster."""
+    device = plan.torch_device()
+    samples = float(engine.counts(draw_cohort(plan, 0)).sum()) * plan.local_epochs
+    spec = engine.specs()[0]
+    module = plan.model[0](_shape(engine), spec.classes).to(device)
+    x = torch.zeros(2, *_shape(engine), device=device)
+    with FlopCounterMode(display=False) as counter:
+        module.head(module.body(x)).sum().backward()  # type: ignore[operator]
+    flops = counter.get_total_flops() / 2 * samples
+    a = torch.randn(2048, 2048, device=device)
+    a @ a
+    start = _now(device)
+    for _ in range(5):
+        a @ a
+    return flops / (5 * 2 * 2048**3 / (_now(device) - start))
+
+
+def _shape(engine: Engine) -> tuple[int, ...]:
+    shape: tuple[int, ...] = engine.federation.shape(0)  # type: ignore[attr-defined]
+    return shape
