@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protofed.atomic import write_atomically
-from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.run import run
 
@@ -41,9 +40,10 @@ def main(
 ) -> None:
     """Run the studies that are named and write the page."""
     plan = tomllib.loads(PLAN.read_text(encoding="utf-8"))["study"]
-    chosen = [study for study in plan if not studies or study["name"] in studies]
-    if not chosen:
-        raise UserError(f"there is no study {studies}. There are: {', '.join(study['name'] for study in plan)}.")
+    names = [study["name"] for study in plan if "runs" in study]
+    if unknown := set(studies or []) - set(names):
+        raise typer.BadParameter(f"there is no study {', '.join(sorted(unknown))}. There are: {', '.join(names)}.")
+    chosen = [study for study in plan if study["name"] in (studies or names)]
     if not write:
         _run_all(chosen, out, jobs or torch.get_num_threads(), data_dir)
     numbers = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
@@ -109,11 +109,7 @@ def _collect(study: dict[str, Any], out: Path) -> dict[str, dict[str, list[float
 
 
 def _value(metric: str, summary: dict[str, Any], lines: list[dict[str, Any]]) -> float | None:
-    """A number of the summary, or "metric@round": its mean over the ten rounds up to that one; "a|b" is b without a."""
-    first, _, second = metric.partition("|")
-    if second:
-        value = _value(first, summary, lines)
-        return _value(second, summary, lines) if value is None else value
+    """A number of the summary, or "metric@round": its mean over the ten rounds up to that one."""
     key, at, round = metric.partition("@")
     if not at:
         return summary.get(key)
@@ -126,7 +122,8 @@ def _page(plan: list[dict[str, Any]], numbers: dict[str, Any]) -> str:
     parts = [
         "# Results\n\nWritten by `python benchmarks/results.py` from `docs/results.toml`, which has the settings, the "
         "seeds and the remarks; the numbers by seed are in `docs/results.json`. Percent, mean ± standard deviation "
-        "over seeds. `@ r` is the mean of the ten rounds up to round r; everything else is after the last round.\n"
+        "over seeds. `@ r` is the mean of the ten rounds up to round r; everything else is after the last round. "
+        "A claim holds, or does not, if all seeds agree; otherwise it is undecided.\n"
     ]
     for study in plan:
         parts.append(f"## {study['title']}\n")
@@ -175,14 +172,15 @@ def _cell(values: list[float | None] | None) -> str:
 
 
 def _claim(claim: dict[str, str], found: dict[str, Any]) -> str:
-    """Whether one run is above another in a column, seed by seed."""
-    title = claim["in"]
-    pairs = zip(found[claim["is"]][title], found[claim["above"]][title], strict=True)
+    """Whether one run is above another in a column (or than it in another column), seed by seed."""
+    title, than = claim["in"], claim.get("than", claim["in"])
+    pairs = zip(found[claim["is"]][title], found[claim["above"]][than], strict=True)
     gains = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
     won = sum(gain > 0 for gain in gains)
-    holds = "holds" if np.mean(gains) > 0 else "**does not hold**"
+    verdict = "holds" if won == len(gains) else "**does not hold**" if won == 0 else "undecided"
+    other = f" ({than})" if than != title else ""
     return (
-        f"- {claim['is']} above {claim['above']}, {title}: {holds}: {np.mean(gains):+.2f} on average, "
+        f"- {claim['is']} above {claim['above']}{other}, {title}: {verdict}: {np.mean(gains):+.2f} on average, "
         f"in {won} of {len(gains)} seeds."
     )
 

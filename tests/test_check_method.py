@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from protofed.method import Batch, Client, Each, LocalData, Mean, Method, Model, Params, Spec, Tree
 from protofed.methods import METHODS
@@ -329,6 +330,24 @@ class DividesByCohort(FedAvg):
 
 
 @dataclass(frozen=True)
+class EveryoneAlike(FedAvg):
+    """Models seen one by one, and those of clients without samples counted like the others."""
+
+    def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
+        return Each(shared(client)), client
+
+    def aggregate(self, server: Tree, up: Any, cohort: Tensor) -> Tree:
+        return tree_map(lambda rows: rows.mean(0), up.rows)
+
+
+@dataclass(frozen=True)
+class PythonIf(FedAvg):
+    def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
+        loss = batch.mean(cross_entropy(model(client, batch.x)[1], batch.y))
+        return loss if float(batch.mask.sum()) > 2 else loss + 0 * loss
+
+
+@dataclass(frozen=True)
 class ForgetsModel(FedAvg):
     def aggregate(self, server: Tree, up: Mean, cohort: Tensor) -> Tree:
         return up.value
@@ -451,6 +470,8 @@ WRONG: list[tuple[Method, str, str]] = [
     (ClassSumsOfPadding(), "padding", "['seen'].total"),
     (EmptyCounts(), "empty", "an empty client's Mean has a weight or a total other than 0"),
     (DividesByCohort(), "empty", "with an empty client and without it, server['params']"),
+    (EveryoneAlike(), "empty", "with an empty client and without it, server['params']"),
+    (PythonIf(), "stacking", "torch.vmap says: "),
     (ForgetsModel(), "empty", "with empty clients only, server"),
     (NeedsMemory(), "predictions", "'head' of a client before round one has NaN or inf"),
     (NeedsKey(), "predictions", "It raised KeyError: 'own'"),

@@ -124,7 +124,7 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(text: str) -> None:
 
 
 def test_inference_by_prototypes_needs_prototypes() -> None:
-    with pytest.raises(UserError, match="fedavg has no prototypes"):
+    with pytest.raises(UserError, match="fedavg does not score by prototypes"):
         Experiment.load("demo", "method=fedavg", "method.inference=proto", "model=cnn_digits")
 
 

@@ -103,7 +103,7 @@ def parts(found: dict[str, Any], kind: str = "params") -> set[str]:
 def test_what_stays_private() -> None:
     assert parts(told("fedproto")) == parts(told("local")) == {"body.*", "head.*"}
     assert parts(told("fedper", ONE)) == {"head.*"}
-    assert parts(told("fedper", ONE, "method.preset=official")) == {"head.*", "body.fc1.*"}
+    assert parts(told("fedper", ONE, "method.preset=official")) == {"head.*"}
     assert parts(told("ditto", ONE)) == {"personal.*"}
     assert parts(told("fedrod", ONE)) == {"personal_head.*"}
     assert parts(told("fedavg", ONE)) == set()
@@ -191,7 +191,6 @@ def test_json() -> None:
         (["fedproto", "method=fedavg"], "'method=fedavg' cannot be changed"),
         (["fedproto", "method.name=fedavg"], "'method.name=fedavg' cannot be changed"),
         (["fedproto", "method.preset=papr"], "Did you mean 'paper'?"),
-        (["fedavg"], "averages one architecture"),
         (["fedproto", "--experiment", "dmo"], "Did you mean 'demo'?"),
     ],
 )
@@ -199,3 +198,10 @@ def test_mistakes(words: list[str], part: str) -> None:
     done = CliRunner().invoke(app, ["explain", *words])
     assert isinstance(done.exception, UserError)
     assert part in str(done.exception)
+
+
+def test_a_method_for_one_model_is_explained_with_one() -> None:
+    told = explain(Experiment.load("demo", "method=fedavg", "clients=3"))
+    assert "averages one architecture" in told["note"]
+    assert told["up"]["groups"]
+    assert explain(Experiment.load("demo", "clients=3"))["note"] == ""

@@ -268,7 +268,8 @@ def _method(raw: Mapping[str, Any]) -> Method:
     if method.inference not in method.scores:
         name = raw.get("name", "fedproto")
         raise UserError(
-            f"method.inference = {method.inference!r}, but {name} has no prototypes. Use method.inference = 'head'."
+            f"method.inference = {method.inference!r}, but {name} does not score by prototypes. "
+            "Use method.inference = 'head'."
         )
     return method
 

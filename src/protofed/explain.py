@@ -18,6 +18,7 @@ from protofed import schema
 from protofed.data.federation import Federation
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.wire import measure
+from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.local import local_update
 from protofed.messages import Message, cover, learns, leaves, names_in, summary
@@ -54,6 +55,7 @@ def explain(
 ) -> dict[str, Any]:
     """Everything there is to say about the experiment's method; `tell` hears how many clients of how many are done."""
     experiment = replace(experiment, engine=replace(experiment.engine, name="reference"))
+    experiment, note = _fitting(experiment, data_dir)
     method, engine = experiment.method, prepare(experiment, data_dir).engine
     assert isinstance(engine, ReferenceEngine)
     with threads(experiment, engine):
@@ -64,6 +66,7 @@ def explain(
         "about": (inspect.getdoc(type(method)) or "").split("\n")[0],
         "paper": method.paper,
         "losses": list(method.losses),
+        "not_followed": list(method.not_followed),
         "phases": [
             _phase(experiment, played, phase, when)
             for when, phases in ((ROUND, method.phases()), (LAST, method.last_phases()))
@@ -72,10 +75,23 @@ def explain(
         "up": {"round": 1, **summary(played.up, kept, SUMMED, ALONE)},
         "down": {"round": played.down_round, **summary(played.down, kept, ALIKE, DEALT)},
         "counted": COUNTED,
+        "note": note,
         "private": _private(method, played),
         "choices": choices(method),
         "presets": PRESETS,
     }
+
+
+def _fitting(experiment: Experiment, data_dir: Path | None) -> tuple[Experiment, str]:
+    """The experiment, or where its method cannot serve several models, the same with the first of them for all."""
+    if len(experiment.model) == 1:
+        return experiment, ""
+    try:
+        prepare(experiment, data_dir)
+    except UserError as error:
+        one = replace(experiment, model=experiment.model[:1])
+        return one, f"counted with {one.model[0].label} for all clients, because {error}"
+    return experiment, ""
 
 
 # playing a round

@@ -135,6 +135,7 @@ class Method(ABC):
 
     paper: ClassVar[str] = ""
     losses: ClassVar[tuple[str, ...]] = ()  # what is minimised, with the paper's equation numbers, for `explain`
+    not_followed: ClassVar[tuple[str, ...]] = ()  # what of a paper or its code is done otherwise in every reading
     scores: ClassVar[tuple[str, ...]] = ("head",)  # the names that `predict` gives
     stackable: ClassVar[bool] = True  # whether its functions run for many clients at once, or need the host
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "official": {}}  # fields that follow either reading

@@ -142,6 +142,10 @@ def explanation(console: Console, told: Mapping[str, Any], experiment: str) -> N
     say(console, f"{told['method']}: {told['about']}\n{told['paper']}\n\nLosses")
     for line in told["losses"]:
         say(console, f"  {line}")
+    for line in told["not_followed"]:
+        say(console, f"  otherwise than there: {line}")
+    if told["note"]:
+        say(console, f"\nnote: {told['note']}")
     say(console, "\nTraining on a client")
     for number, phase in enumerate(told["phases"], 1):
         say(console, f"  {number}. {_phase(phase)}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tomli_w
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 from torch.utils._pytree import MappingKey, keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from protofed import schema
@@ -532,12 +532,47 @@ def step(trial: Trial, phase: Phase, client: Client, batch: Batch, down: Tree) -
     return {"loss": value, "seen": seen, "gradient": gradient}
 
 
+def stacking(trial: Trial) -> None:
+    """Two clients at once give what each gives alone, unless `stackable` is False."""
+    if not trial.method.stackable:
+        return
+    method, last, pair = trial.method, trial.rounds[-1], (0, 3)
+    remedy = "Decide by torch.where, not by if or float(); or set stackable = False."
+    datas = [trial.local(number, 1) for number in pair]
+    whole = [Batch(*map(torch.cat, zip(*data.batches, strict=True))) for data in datas]
+    most = max(len(batch.y) for batch in whole)
+    even = [padded_to(batch, most) for batch in whole]
+    datas = [data._replace(batches=[batch]) for data, batch in zip(datas, even, strict=True)]
+
+    def all_of_it(client: Client, data: LocalData, down: Tree) -> Tree:
+        client = method.receive(trial.model, client, data, down)
+        steps = [step(trial, phase, client, data.batches[0], down) for phase in method.phases()]
+        up, client = method.upload(trial.model, client, data._replace(seen=steps[-1]["seen"]), down)
+        return steps, up, client, method.predict(trial.model, client, data.batches[0].x, down)
+
+    inputs = [(last.clients[n], data, last.downs[n]) for n, data in zip(pair, datas, strict=True)]
+    alone_ = [all_of_it(*mine) for mine in inputs]
+    try:
+        together = vmap(all_of_it)(*tree_map(lambda *leaves: torch.stack(leaves), *inputs))
+    except RuntimeError as error:
+        raise Broken(f"torch.vmap says: {str(error).splitlines()[0]} {remedy}") from error
+    for row, number in enumerate(pair):
+        mine = tree_map(lambda t, row=row: t[row], together)
+        require_same(mine, alone_[row], 1e-3, f"of client {number}, stacked and alone, ", remedy)
+
+
+def padded_to(batch: Batch, size: int) -> Batch:
+    """The batch with zeros that do not count."""
+    more = size - len(batch.y)
+    return Batch(*(torch.cat([t, t.new_zeros(more, *t.shape[1:])]) for t in batch))
+
+
 def empty(trial: Trial) -> None:
     """A client without samples does no harm.
 
-    Its Means weigh nothing, and what the server averages under a parameter's name is the same without it. The rest may
-    depend on how many took part, or on an Each, in which the server sees that client too; it must stay finite. A cohort
-    of such clients alone leaves the server's numbers as they were, but for what a Mean forgets (weight 0).
+    Its Means weigh nothing, and what the server makes of models, under a parameter's name, is the same without it. The
+    rest may depend on how many took part; it must stay finite. A cohort of such clients alone leaves the server's
+    numbers as they were, but for what a Mean forgets (weight 0).
     """
     remedy = "Weight what is sent by data.counts, which is 0 here, and keep the old value where the weight is 0."
     for number, round in enumerate(trial.rounds):
@@ -549,8 +584,7 @@ def empty(trial: Trial) -> None:
             require(nothing, "an empty client's Mean has a weight or a total other than 0", remedy)
         after = trial.aggregate(round.server, round.updates | {EMPTY: update})
         require_finite(after, "with an empty client, server", remedy)
-        sums = [node for node in tree_leaves(update.up, is_leaf=is_node) if isinstance(node, Mean)]
-        averaged = names(sums) & names(update.client)
+        averaged = names(update.up) & names(update.client)
         with_it, without = (under_names(server, averaged) for server in (after, round.after))
         require_same(with_it, without, 1e-5, "with an empty client and without it, server", remedy)
 
@@ -627,7 +661,11 @@ def serialisation(trial: Trial) -> None:
 
 
 def privacy(trial: Trial) -> None:
-    """What is private is in no upload, neither by name nor by value."""
+    """What is private is in no upload, neither by name nor by value.
+
+    By value means the numbers themselves, or times a Mean's weight; a private tensor that is changed before it is sent,
+    say doubled, is not recognised.
+    """
     last = trial.rounds[-1]  # in the first round, copies of common initial weights may still be alike
     for number, update in last.updates.items():
         sent, seen, params = names(update.up), numbers(update.up), update.client.params
@@ -662,5 +700,6 @@ RULES: tuple[Callable[[Trial], None], ...] = (
     empty,
     predictions,
     serialisation,
+    stacking,
     privacy,
 )

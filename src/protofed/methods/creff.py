@@ -32,6 +32,10 @@ class CReFF(Method):
         "sum over classes and rows of 1 - cos(gradient of the features, mean gradient of the clients), on the server",
         "CE(head(feature), class) on the server",
     )
+    not_followed = (
+        "the authors augment the images that gradients are taken of; here they are as they are",
+        "the first retrained head is the model's own initial head, not one drawn apart",
+    )
     presets = {
         "paper": {
             "feature_lr": 0.1,

@@ -23,6 +23,7 @@ class FedBABU(Method):
 
     paper = "Oh et al., ICLR 2022, arXiv 2106.06042"
     losses = ("CE(F(w; x), y), over the body only; over everything in the fine-tuning",)
+    not_followed = ("the authors fine-tune the model of the best round, found on test data; here that of the last",)
     presets = {"paper": {"start": "global", "tune_lr": 0.001}, "official": {"start": "stale", "tune_lr": 0.0}}
 
     tune_epochs: Annotated[int, Ge(0)] = 5

@@ -30,6 +30,7 @@ class FedNH(Method):
 
     paper = "Dai et al., AAAI 2023, arXiv 2212.02758"
     losses = ("CE(s * f(x)/|f(x)| W^T, y) with W fixed, Eq. 2",)
+    not_followed = ("FedNH's code takes prototypes of augmented images; here of the images as they are",)
     presets = {
         "paper": {"start": "separated", "scale": 30.0, "train_scale": True, "alpha": "uniform"},
         "official": {"start": "orthogonal", "scale": 1.0, "train_scale": True, "alpha": "counts"},

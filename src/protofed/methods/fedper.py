@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from protofed.errors import UserError
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
@@ -23,15 +24,17 @@ class FedPer(Method):
     losses = ("CE(F(w; x), y)",)
     presets = {
         "paper": {"private": ("head.",), "weighting": "samples"},
-        "official": {"private": ("head.", "body.fc1."), "weighting": "uniform"},
+        "official": {"private": ("head.",), "weighting": "uniform"},
     }
 
     private: tuple[str, ...] = ("head.",)
-    """Prefixes that stay at home; FedProto's code keeps body.fc1. too, so that only the convolutions are shared."""
+    """Prefixes that stay at home: the head (FedNH's code); FedProto's keeps body.fc1. of its CNNs too."""
     weighting: Weighting = "samples"
     """Clients count by their number of samples (the paper), or all alike (FedProto's and FedNH's code)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
+        if not without(specs[0].params, self.private):
+            raise UserError(f"method.private = {list(self.private)} leaves nothing to share. Name fewer parts.")
         same_shapes("fedper", [spec._replace(params=without(spec.params, self.private)) for spec in specs])
 
     def init_server(self, spec: Spec) -> Tree:

@@ -35,6 +35,7 @@ class FedProto(Method):
     paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
     losses = ("CE(F(w; x), y), Eq. 1", "lam * d(f(x), C[y]) by sample, or lam * sum_j d(C_i[j], C[j]), Eqs. 7, 8")
     scores = ("head", "proto")
+    not_followed = ("the published deviations come from counters that are never reset; here every client has its own",)
     presets = {
         "paper": {
             "candidates": "all",

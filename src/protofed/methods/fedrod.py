@@ -27,6 +27,7 @@ class FedROD(Method):
 
     paper = "Chen and Chao, ICLR 2022, arXiv 2107.00778"
     losses = ("CE(G(z) + log n_y/n, y), balanced softmax, for body and generic head", "CE(G(z) + P(z), y) for P alone")
+    not_followed = ("in FedNH's code the linear personal head starts as a copy of the generic one; here at zero",)
     presets = {
         "paper": {"personal": "linear", "weighting": "samples"},
         "official": {"personal": "hyper", "weighting": "uniform"},

@@ -13,6 +13,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from protofed.errors import UserError
 from protofed.method import Batch, Client, Each, LocalData, Method, Model, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
@@ -34,8 +35,8 @@ class FeSEM(Method):
     centres: Annotated[int, Ge(1)] = 3
     """Global models; 1 is FedAvg."""
     grouping: Literal["em", "size"] = "em"
-    """Clients go to the nearest centre (the paper), or into two fixed groups, those with fewer samples than the mean
-    and the others (FedProto's code)."""
+    """Clients go to the nearest centre (the paper), or into two groups, those with fewer samples than the mean of the
+    round's clients and the others (FedProto's code, where all take part and the groups are fixed)."""
     compare: str = ""
     """Prefix of the parameters that distances are taken over; empty: all. The authors' code takes one layer."""
     weighting: Weighting = "samples"
@@ -43,6 +44,9 @@ class FeSEM(Method):
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fesem", specs)
+        if not under(specs[0].params, self.compare):
+            there = ", ".join(specs[0].params)
+            raise UserError(f"method.compare = {self.compare!r} begins no parameter's name. There are {there}.")
 
     def init_server(self, spec: Spec) -> Tree:
         several = tree_map(lambda t: t.repeat(self.centres, *[1] * t.ndim), shared(spec))
@@ -71,7 +75,8 @@ class FeSEM(Method):
             mine = self._nearest(models["params"], server["centres"]["params"], before)  # E-step
         else:
             sizes = up["size"].rows
-            mine = (sizes >= sizes.mean()).long().clamp(max=self.centres - 1)
+            usual = sizes.sum() / (sizes > 0).sum().clamp(min=1)  # of the round's clients that have samples
+            mine = (sizes >= usual).long().clamp(max=self.centres - 1)
         share = torch.nn.functional.one_hot(mine, self.centres).to(counts.dtype) * counts[:, None]  # (K, M)
         total = share.sum(0)
 

@@ -15,6 +15,7 @@ class Local(Method):
 
     paper = "The lower bound of every comparison"
     losses = ("CE(F(w; x), y)",)
+    not_followed = ("FedNH's code trains Local for a tenth of the rounds, its step size starting anew",)
     presets = {"paper": {"init": "per_client"}, "official": {"init": "common"}}
 
     init: Literal["common", "per_client"] = "per_client"

@@ -29,6 +29,10 @@ class PrototypePool(Method):
     paper = "Qiao et al., 2023, arXiv 2304.01950"
     losses = ("CE(F(w; x), y), Eq. 3", "contrast of f(x) with the padded pool, Eqs. 10, 11; their sum is Eq. 12")
     scores = ("head", "proto")
+    not_followed = (
+        "P(y) of Eq. 11 is the sample's own class; the text's 'labels distinct from y' would pull to the wrong ones",
+        "where not all clients take part, the pool is that of the round's; a class they lack keeps its mean",
+    )
     presets = {"paper": {"unit": False, "weighting": "samples"}, "official": {"unit": True, "weighting": "uniform"}}
 
     inference: Literal["head", "proto"] = "proto"
