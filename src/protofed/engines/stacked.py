@@ -217,10 +217,12 @@ class StackedEngine:
         """Runs all steps of an epoch: one after another, or by replaying a captured one."""
         samples, model = self._samples(group.architecture), self._model(group)
 
-        def one(carried: Tree, batch: Tree, key: Tensor, down: Tree, rate: Tensor) -> Tree:
+        def one(carried: Tree, batch: Tree, key: Tensor, down: Tree, rate: Tensor, every: bool) -> Tree:
             client, moments, loss, n, _ = carried
             made = local.train_step(method, model, self.optimizer, phase, client, moments, batch, down, key, rate)
             size = batch.mask.sum()
+            if every:
+                return Carried(made.client, made.moments, loss + made.loss * size, n + size, made.seen)
             active = size > 0  # a client that has done all its steps stays as it is
             client, moments = tree_map(
                 lambda new, old: torch.where(active, new, old), (made.client, made.moments), (client, moments)
@@ -228,10 +230,14 @@ class StackedEngine:
             seen = tree_map(lambda t: torch.where(active, t, torch.zeros_like(t)), made.seen)
             return Carried(client, moments, loss + torch.where(active, made.loss, 0) * size, n + size, seen)
 
-        def step(carried: Carried, plan: Plan, key: Tensor, black: Tensor, down: Tree, rate: Tensor) -> Carried:
+        def step(
+            carried: Carried, plan: Plan, key: Tensor, black: Tensor, down: Tree, rate: Tensor, every: bool = False
+        ) -> Carried:
+            """One step of all; `every` says that all of them have one to take."""
             batch = samples.batch(plan, black)
             before = carried.seen
-            made: Carried = vmap(one, in_dims=(0, 0, 0, dims, None))(carried._replace(seen=()), batch, key, down, rate)
+            stepped = vmap(partial(one, every=every), in_dims=(0, 0, 0, dims, None))
+            made: Carried = stepped(carried._replace(seen=()), batch, key, down, rate)
             return made._replace(seen=tree_map(torch.add, before, made.seen) if before != () else made.seen)
 
         def run(carried: Carried, plan: Plan, keys: list[Tensor]) -> Carried:
@@ -246,7 +252,7 @@ class StackedEngine:
                     here = active
                 batch, at, filling = _first((plan.step(number), key, black), here)
                 dealt = down if dims is None else _first(down, here, dims)
-                carried = step(carried, batch, at, filling, dealt, rate)
+                carried = step(carried, batch, at, filling, dealt, rate, every=active == here)
             return _join([carried, *reversed(done)])
 
         if self.federation.device.type != "cuda":
