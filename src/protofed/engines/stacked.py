@@ -3,13 +3,13 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from protofed import local
 from protofed.data.federation import CHUNK
@@ -17,6 +17,7 @@ from protofed.data.stacked import TOGETHER, Plan, StackedData
 from protofed.engines import Trained, nobody
 from protofed.engines.graph import Replay, signature
 from protofed.engines.reference import ReferenceEngine
+from protofed.engines.stacks import cut, deal_to, finite_rows, first, join, pick, row_of, stack
 from protofed.engines.wire import Size, measure_down, measure_up
 from protofed.method import Client, Each, Mean, Method, Phase, Spec, Tree
 from protofed.metrics import Correct, Tally, add, tally
@@ -100,7 +101,7 @@ class StackedEngine:
         order = torch.tensor([i for group in groups for i in group.places], device=self.federation.device).argsort()
         up = map_nodes(
             lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n,
-            _fold(merge, [part.up for part in parts]),
+            reduce(merge, [part.up for part in parts]),
         )
         merged = [number for group in groups for number in group.numbers]
         losses = dict(zip(merged, (loss for part in parts for loss in part.losses), strict=True))
@@ -109,8 +110,8 @@ class StackedEngine:
             clients={number: client for part in parts for number, client in part.clients.items()},
             losses=[losses[number] for number in cohort],
             finite=torch.cat([part.finite for part in parts])[order],
-            sent=_fold(Size.__add__, [part.sent for part in parts]),
-            received=_fold(Size.__add__, [part.received for part in parts]),
+            sent=reduce(Size.__add__, [part.sent for part in parts]),
+            received=reduce(Size.__add__, [part.received for part in parts]),
         )
 
     def _groups(self, cohort: Sequence[int]) -> list[Group]:
@@ -153,8 +154,8 @@ class StackedEngine:
         self, method: Method, group: Group, states: Mapping[int, Client], down: Tree, round: int, last: bool
     ) -> Trained:
         model, samples = self._model(group), self._samples(group.architecture)
-        mine, dims = _deal(down, group.places)
-        client = _stack([states[number] for number in group.numbers])
+        mine, dims = deal_to(down, group.places)
+        client = stack([states[number] for number in group.numbers])
         data = samples.local(group.numbers, round)
         receive = method.last_receive if last else method.receive
         client = vmap(partial(receive, model), in_dims=(0, 0, dims))(client, data, mine)
@@ -169,11 +170,11 @@ class StackedEngine:
         copy = many < len(self.architectures)  # a view would keep the others of its round alive
         return Trained(
             up=summed,
-            clients={number: _row(client, row, copy) for row, number in enumerate(group.numbers)},
+            clients={number: row_of(client, row, copy) for row, number in enumerate(group.numbers)},
             losses=[Mean(total, weight) for total, weight in zip(loss.total, loss.weight, strict=True)],
-            finite=_finite((loss.total, client.params, up), many),
+            finite=finite_rows((loss.total, client.params, up), many),
             sent=measure_up(up, many),
-            received=measure_down(_pick(down, group.places), many),
+            received=measure_down(pick(down, group.places), many),
         )
 
     def _train(
@@ -247,13 +248,13 @@ class StackedEngine:
             for number, key in enumerate(keys):
                 active = sum(samples.steps(i) > number for i in group.numbers)
                 if active < 0.8 * here:
-                    carried, rest = _cut(carried, active)
+                    carried, rest = cut(carried, active)
                     done.append(rest)
                     here = active
-                batch, at, filling = _first((plan.step(number), key, black), here)
-                dealt = down if dims is None else _first(down, here, dims)
+                batch, at, filling = first((plan.step(number), key, black), here)
+                dealt = down if dims is None else first(down, here, dims)
                 carried = step(carried, batch, at, filling, dealt, rate, every=active == here)
-            return _join([carried, *reversed(done)])
+            return join([carried, *reversed(done)])
 
         if self.federation.device.type != "cuda":
             return run
@@ -301,8 +302,8 @@ class StackedEngine:
         on: str,
     ) -> list[Tally]:
         model, samples = self._model(group), self._samples(group.architecture)
-        mine, dims = _deal(down, group.places)
-        client = whole or _stack([states[number] for number in group.numbers])
+        mine, dims = deal_to(down, group.places)
+        client = whole or stack([states[number] for number in group.numbers])
         rows, sizes = samples.test_rows(group.numbers) if on == "own" else samples.global_rows(group.numbers)
         own = self.federation.counts[group.numbers] > 0
         mask = torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]
@@ -316,7 +317,7 @@ class StackedEngine:
             counted(client, samples.test.x[r], samples.test.y[r], m, own, mine)
             for r, m in zip(rows.split(wide, 1), mask.split(wide, 1), strict=True)
         ]
-        total = {kind: Correct(*(t.cpu() for t in counted)) for kind, counted in _fold(add, parts).items()}
+        total = {kind: Correct(*(t.cpu() for t in counted)) for kind, counted in reduce(add, parts).items()}
         return [
             {kind: Correct(c.right[row], c.samples[row]) for kind, c in total.items()}
             for row in range(len(group.numbers))
@@ -324,60 +325,3 @@ class StackedEngine:
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
         return self.reference.global_tally(method, server)
-
-
-def _fold(combine: Callable[[Any, Any], Any], parts: list[Any]) -> Any:
-    result = parts[0]
-    for part in parts[1:]:
-        result = combine(result, part)
-    return result
-
-
-def _pick(down: Tree, places: Sequence[int]) -> Tree:
-    """The part of a broadcast that is for these clients of the cohort."""
-    return map_nodes(lambda n: Each(tree_map(lambda t: t[list(places)], n.rows)) if isinstance(n, Each) else n, down)
-
-
-def _deal(down: Tree, places: Sequence[int]) -> tuple[Tree, Tree]:
-    """What these clients get, and along which axis it is dealt to them: None for all of it where nothing is."""
-    mine = map_nodes(lambda n: n.rows if isinstance(n, Each) else n, _pick(down, places))
-    dims = map_nodes(lambda n: tree_map(lambda t: 0 if isinstance(n, Each) else None, n), down)
-    dims = map_nodes(lambda n: n.rows if isinstance(n, Each) else n, dims)
-    return mine, dims if any(isinstance(node, Each) for node in _nodes(down)) else None
-
-
-def _nodes(tree: Tree) -> list[Any]:
-    found: list[Any] = []
-    map_nodes(found.append, tree)
-    return found
-
-
-def _first(tree: Tree, many: int, dims: Tree = 0) -> Tree:
-    """The part of the first clients, of whatever has an axis of clients."""
-    if isinstance(dims, int):
-        return tree_map(lambda t: t[:many], tree)
-    leaves, form = tree_flatten(tree)
-    axes = tree_flatten(dims, is_leaf=lambda d: d is None)[0]
-    return tree_unflatten([t if d is None else t[:many] for t, d in zip(leaves, axes, strict=True)], form)
-
-
-def _cut(carried: Carried, at: int) -> tuple[Carried, Carried]:
-    return tree_map(lambda t: t[:at], carried), tree_map(lambda t: t[at:], carried)
-
-
-def _join(parts: list[Carried]) -> Carried:
-    return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *parts)
-
-
-def _stack(trees: Sequence[Tree]) -> Tree:
-    return tree_map(lambda *leaves: torch.stack(leaves), *trees)
-
-
-def _row(tree: Tree, row: int, copy: bool) -> Tree:
-    return tree_map(lambda t: t[row].clone() if copy else t[row], tree)
-
-
-def _finite(tree: Tree, many: int) -> Tensor:
-    """Which of M clients have neither NaN nor infinity anywhere (M,)."""
-    leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
-    return torch.stack([torch.isfinite(leaf).reshape(many, -1).all(1) for leaf in leaves]).all(0)

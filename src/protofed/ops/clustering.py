@@ -30,14 +30,7 @@ def kmeans(z: Tensor, y: Tensor, mask: Tensor, classes: int, clusters: int, key:
 
 def _first_of_class(y: Tensor, mask: Tensor, classes: int, clusters: int, key: Tensor) -> Tensor:
     """One-hot (N, C, K): the samples that come first to K-th in their class in a random order."""
-    real = (mask.cumsum(0) - 1).clamp(min=0).long()  # a sample draws the same number, whatever padding lies before it
-    draw = random.bits(key, len(y))[real]
-    where = torch.where(mask > 0, y, classes)
-    order = torch.argsort(where * 2**32 + draw)
-    ordered = where[order]
-    size = F.one_hot(where, classes + 1).sum(0)
-    start = size.cumsum(0) - size
-    rank = torch.empty_like(order).scatter(0, order, torch.arange(len(y), device=y.device) - start[ordered])
+    rank = random.ranks(key, y, mask > 0)
     slot = torch.where((mask > 0) & (rank < clusters), y * clusters + rank, classes * clusters)
     return F.one_hot(slot, classes * clusters + 1)[:, :-1].reshape(len(y), classes, clusters).to(mask.dtype)
 

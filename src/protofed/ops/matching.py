@@ -16,8 +16,6 @@ from protofed.method import Batch, Mean, Params, Spec
 from protofed.ops import random
 from protofed.ops.trees import under
 
-PADDING = 2**30  # sorts behind every class
-
 
 def drawn(batches: Sequence[Batch], n: int, times: int, key: Tensor) -> list[Batch]:
     """The batches with masks that count how often a sample is among n random ones of its class, in several draws.
@@ -25,13 +23,8 @@ def drawn(batches: Sequence[Batch], n: int, times: int, key: Tensor) -> list[Bat
     A draw is without replacement: a class with fewer than n samples is drawn whole.
     """
     y, mask = torch.cat([b.y for b in batches]), torch.cat([b.mask for b in batches])
-    held = mask > 0
-    number = (held.cumsum(0) - 1).clamp(min=0)  # among the real samples, so that padding changes no draw
     keys = random.fold(key, torch.arange(times, device=key.device)[:, None])
-    label = torch.where(held, y, PADDING)
-    order = torch.argsort((label << 32) + random.bits(keys, len(y))[:, number], dim=-1, stable=True)
-    rank = order.argsort(-1) - torch.searchsorted(label.sort().values, label)  # place within the class
-    chosen = (rank < n).sum(0) * held
+    chosen = (random.ranks(keys, y, mask > 0) < n).sum(0) * (mask > 0)
     parts = chosen.to(mask.dtype).split([len(b.y) for b in batches])
     return [b._replace(mask=part) for b, part in zip(batches, parts, strict=True)]
 

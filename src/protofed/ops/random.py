@@ -56,6 +56,17 @@ def normal(key: Tensor, n: int) -> Tensor:
     return radius * torch.cos(2 * math.pi * u[..., n:])
 
 
+def ranks(key: Tensor, label: Tensor, real: Tensor) -> Tensor:
+    """The place (..., N) of each real sample among those of its label, in a random order.
+
+    Padding before or between the samples changes no sample's place; the places of padding mean nothing.
+    """
+    number = (real.cumsum(0) - 1).clamp(min=0)
+    group = torch.where(real, label, 2**30)  # padding sorts behind every label
+    order = torch.argsort((group << 32) + bits(key, len(label))[..., number], dim=-1, stable=True)
+    return order.argsort(-1) - torch.searchsorted(group.sort().values, group)
+
+
 def permutation(key: Tensor, n: int) -> Tensor:
     """The numbers 0 .. n-1 in random order (..., n)."""
     return torch.argsort(bits(key, n), dim=-1, stable=True)

@@ -1,0 +1,65 @@
+"""Trees with an axis of clients: how they are made, cut, joined and dealt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from protofed.method import Each, Tree
+from protofed.ops.trees import map_nodes
+
+
+def pick(down: Tree, places: Sequence[int]) -> Tree:
+    """The part of a broadcast that is for these clients of the cohort."""
+    return map_nodes(lambda n: Each(tree_map(lambda t: t[list(places)], n.rows)) if isinstance(n, Each) else n, down)
+
+
+def deal_to(down: Tree, places: Sequence[int]) -> tuple[Tree, Tree]:
+    """What these clients get, and along which axis it is dealt to them: None for all of it where nothing is."""
+    mine = map_nodes(lambda n: n.rows if isinstance(n, Each) else n, pick(down, places))
+    dims = map_nodes(lambda n: tree_map(lambda t: 0 if isinstance(n, Each) else None, n), down)
+    dims = map_nodes(lambda n: n.rows if isinstance(n, Each) else n, dims)
+    return mine, dims if any(isinstance(node, Each) for node in _nodes(down)) else None
+
+
+def _nodes(tree: Tree) -> list[Any]:
+    found: list[Any] = []
+    map_nodes(found.append, tree)
+    return found
+
+
+def first(tree: Tree, many: int, dims: Tree = 0) -> Tree:
+    """The part of the first clients, of whatever has an axis of clients."""
+    if isinstance(dims, int):
+        return tree_map(lambda t: t[:many], tree)
+    leaves, form = tree_flatten(tree)
+    axes = tree_flatten(dims, is_leaf=lambda d: d is None)[0]
+    return tree_unflatten([t if d is None else t[:many] for t, d in zip(leaves, axes, strict=True)], form)
+
+
+def cut(tree: Tree, at: int) -> tuple[Tree, Tree]:
+    """The first clients, and the others."""
+    return tree_map(lambda t: t[:at], tree), tree_map(lambda t: t[at:], tree)
+
+
+def join(parts: Sequence[Tree]) -> Tree:
+    """Groups of clients one behind the other."""
+    return parts[0] if len(parts) == 1 else tree_map(lambda *leaves: torch.cat(leaves), *parts)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """The trees of several clients as one with an axis of clients."""
+    return tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def row_of(tree: Tree, row: int, copy: bool) -> Tree:
+    """One client's tree, as a view or with memory of its own."""
+    return tree_map(lambda t: t[row].clone() if copy else t[row], tree)
+
+
+def finite_rows(tree: Tree, many: int) -> Tensor:
+    """Which of M clients have neither NaN nor infinity anywhere (M,)."""
+    leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
+    return torch.stack([torch.isfinite(leaf).reshape(many, -1).all(1) for leaf in leaves]).all(0)
