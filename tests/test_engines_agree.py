@@ -151,6 +151,21 @@ def test_batches_come_in_the_same_order_to_the_bit() -> None:
                 assert mine.mask[row].tolist() == [1.0] * size + [0.0] * (4 - size)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedbabu", "mpfedcl"])
+def test_clients_without_data_do_no_harm(name: str) -> None:
+    """A worker may get nobody else."""
+    method = METHODS[name]()
+
+    def one() -> ReferenceEngine:
+        made = engine(method)
+        for number in (1, 3, 4):
+            made.federation._train_rows[number] = torch.empty(0, dtype=torch.int64)
+            made.federation.counts[number] = 0
+        return made
+
+    agree(play(one(), method), play(StackedEngine(one(), chunk=1, workers=2), method))
+
+
 def test_what_cannot_be_stacked_is_said() -> None:
     ragged = engine(METHODS["fedavg"](), ("cnn_mnist",) * 5)
     assert StackedEngine(ragged).why_not(METHODS["fedavg"]()) is None

@@ -247,6 +247,8 @@ class StackedEngine:
             here = len(group.numbers)
             for number, key in enumerate(keys):
                 active = sum(samples.steps(i) > number for i in group.numbers)
+                if not active:
+                    break  # nobody in this group has any data
                 if active < 0.8 * here:
                     carried, rest = cut(carried, active)
                     done.append(rest)
