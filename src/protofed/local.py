@@ -1,14 +1,15 @@
 """One client's round. Every engine trains by these functions and by no other."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from protofed.errors import UserError
-from protofed.method import Batch, Client, LocalData, Mean, Method, Phase, Tree
+from protofed.method import Batch, Client, LocalData, Mean, Method, Params, Phase, Tree
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
 from protofed.ops.trees import total, under
@@ -42,13 +43,14 @@ def train_step(
     down: Tree,
     key: Tensor,
     lr: float | Tensor,
+    drawn: Params | None = None,
 ) -> Step:
-    """One step of one client on one batch."""
+    """One step of one client on one batch; `drawn` is what dropouts keep, where that was drawn before."""
     loss_of = phase.loss or method.loss
     trained = under(client.params, phase.trains)
 
     def objective(trained: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tree, dict[str, Tensor]]]:
-        training = model.training(client.buffers, key, batch.mask)
+        training = model.training(client.buffers, key, batch.mask, drawn)
         loss = loss_of(training, client._replace(params=client.params | trained), batch, down)
         value, seen = loss if isinstance(loss, tuple) else (loss, ())
         return value, (value, seen, training.buffers)
@@ -73,6 +75,7 @@ def train(
     key: Tensor,
     lr: float,
     local_epochs: int,
+    rounding: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Client, Mean, Tree]:
     """All phases of local training: the trained client, the mean loss, and what was seen in the last epoch.
 
@@ -93,7 +96,8 @@ def train(
             seen = []
             for batch in epoch_batches(epoch):
                 at = random.fold(key, steps)
-                step = train_step(method, model, optimizer, phase, client, moments, batch, down, at, rate)
+                with rounding():
+                    step = train_step(method, model, optimizer, phase, client, moments, batch, down, at, rate)
                 client, moments = step.client, step.moments
                 losses.append(step.loss)
                 sizes.append(batch.mask.sum())
@@ -115,11 +119,12 @@ def local_update(
     down: Tree,
     lr: float,
     local_epochs: int,
+    rounding: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Update:
     """One client's whole round: receive, train, upload."""
     client = method.receive(model, client, data, down)
     client, loss, seen = train(
-        method, model, optimizer, method.phases(), client, epoch_batches, down, data.key, lr, local_epochs
+        method, model, optimizer, method.phases(), client, epoch_batches, down, data.key, lr, local_epochs, rounding
     )
     up, client = method.upload(model, client, data._replace(seen=seen), down)
     return Update(up, client, loss)

@@ -78,6 +78,7 @@ def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[
         seed=experiment.seed,
         local_epochs=experiment.local_epochs,
         init=experiment.method.init,
+        precision=experiment.engine.precision,
     )
     experiment.method.check(reference.specs())
     _check_phases(experiment, reference)
@@ -85,7 +86,13 @@ def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[
     if not _stacks(experiment, reference):
         return Prepared(domains, split, reference, ())
     workers = experiment.engine.threads or os.cpu_count() or 1
-    stacked = StackedEngine(reference, chunk=experiment.engine.chunk, workers=workers)
+    stacked = StackedEngine(
+        reference,
+        chunk=experiment.engine.chunk,
+        workers=workers,
+        compiled=experiment.engine.compile == "always",
+        typical=draw_cohort(experiment, 0),
+    )
     why_not = stacked.why_not(experiment.method)
     notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
     return Prepared(domains, split, stacked, notes)
@@ -308,7 +315,7 @@ def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(experiment.engine.threads or (before if _largest(engine) >= LARGE else 1))
     tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision != "fp32"
     try:
         yield
     finally:

@@ -1,22 +1,23 @@
 """Many clients' data side by side: rows of shared tensors, padded and masked, in the order each would have alone."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protofed.data.augment import Moves, apply, moves
 from protofed.data.federation import Federation, Samples
-from protofed.method import Batch, LocalData
+from protofed.data.lanes import Lanes
+from protofed.method import Batch
 from protofed.ops import random
 
 KEPT = 64  # groups of clients whose rows are remembered
-TOGETHER = 16384  # samples of all clients in one forward pass outside of training
 
 
 class Plan(NamedTuple):
-    """One epoch of M clients: step by step (S, M, B) which samples, which of them are real, and what moves them."""
+    """What clients or lanes train on, step by step (S, M, B): which samples, which are real, and what moves them."""
 
     rows: Tensor
     mask: Tensor
@@ -25,6 +26,22 @@ class Plan(NamedTuple):
     def step(self, number: int) -> "Plan":
         moved = Moves(*(m[number] for m in self.moves)) if self.moves else ()
         return Plan(self.rows[number], self.mask[number], moved)
+
+
+class LazyBatches(Sequence[Batch]):
+    """Batches that are gathered when they are looked at: most methods look at none before they train."""
+
+    def __init__(self, samples: Samples, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._samples, self._parts = samples, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        rows, mask = self._parts[index]
+        return Batch(self._samples.x[rows], self._samples.y[rows], mask)
 
 
 class StackedData:
@@ -58,14 +75,12 @@ class StackedData:
         rows = [self.federation.test_rows(i) + self._test_start[self.federation.domain(i)] for i in numbers]
         return _pad(rows, self.federation.device)
 
-    def global_rows(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Rows (M, T) of the whole test part of each client's domain, padded, and how many are real (M,)."""
-        device = self.federation.device
-        parts = [
-            torch.arange(len(self.federation.global_test(d).y), device=device) + self._test_start[d]
-            for d in (self.federation.domain(i) for i in numbers)
-        ]
-        return _pad(parts, device)
+    def global_rows(self, client: int) -> Tensor:
+        """Rows (T,) of the whole test part of a client's domain."""
+        domain = self.federation.domain(client)
+        return torch.arange(len(self.federation.global_test(domain).y), device=self.federation.device) + (
+            self._test_start[domain]
+        )
 
     def steps(self, client: int) -> int:
         """Training steps of a client in an epoch."""
@@ -112,16 +127,29 @@ class StackedData:
         """What fills the margin of each client's images (M, C, 1, 1)."""
         return self._black[[self._domain_place[self.federation.domain(i)] for i in numbers]]
 
-    def local(self, numbers: Sequence[int], round: int) -> LocalData:
-        """What the clients know of their own data, stacked."""
+    def feed(self, numbers: Sequence[int], keys: Tensor, epochs: int, lanes: Lanes) -> Plan:
+        """What the lanes (T, W) train on, where the clients take so many epochs one behind the other."""
+        plans = [self.epoch(numbers, keys, epoch) for epoch in range(epochs)]
+        own = np.array([max(1, self.steps(i)) for i in numbers])[lanes.who]
+        time = lanes.step // own * len(plans[0].rows) + lanes.step % own
+        index, who = self._here(np.stack([time, lanes.who]))
+        busy = self._here(lanes.busy)
+
+        def along(parts: Sequence[Tensor]) -> Tensor:
+            return (parts[0] if len(parts) == 1 else torch.cat(list(parts)))[index, who]
+
+        moved = Moves(*map(along, zip(*(p.moves for p in plans), strict=True))) if plans[0].moves else ()
+        return Plan(along([p.rows for p in plans]), along([p.mask for p in plans]) * busy[..., None], moved)
+
+    def _here(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.federation.device)
+
+    def parts(self, numbers: Sequence[int], together: int) -> list[tuple[Tensor, Tensor]]:
+        """Training rows and masks (M, n) of these clients, in parts of so many samples at most."""
         rows, sizes = self.rows(numbers)
         mask = (torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]).float()
-        wide = max(1, TOGETHER // len(numbers))
-        batches = [
-            Batch(self.train.x[r], self.train.y[r], m)
-            for r, m in zip(rows.split(wide, 1), mask.split(wide, 1), strict=True)
-        ]
-        return LocalData(batches, self.federation.counts[list(numbers)], self.keys("train", round, numbers))
+        wide = max(1, together // len(numbers))
+        return list(zip(rows.split(wide, 1), mask.split(wide, 1), strict=True))
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:

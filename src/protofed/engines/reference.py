@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from protofed import local
 from protofed.data.federation import CHUNK, Federation, Samples
-from protofed.engines import Trained, nobody
+from protofed.engines import Trained, memory, nobody
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
 from protofed.method import Client, Method, Spec, Tree
@@ -20,6 +20,7 @@ from protofed.ops import random
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import all_finite, alone, deal, merge
 
+MOST = {"cpu": 1024, "cuda": 16384}  # samples in one pass outside of training: what a CPU's cache has room for, or much
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
 
@@ -35,14 +36,16 @@ class ReferenceEngine:
         seed: int,
         local_epochs: int,
         init: str,
+        precision: str = "fp32",
     ) -> None:
-        self.federation, self.optimizer = federation, optimizer
+        self.federation, self.optimizer, self.precision = federation, optimizer, precision
         self.seed, self.local_epochs, self.init = seed, local_epochs, init
         self.clients: dict[int, Client] = {}
         self._builders = builders
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
+        self._together: dict[str, int] = {}
         self.architectures = [self._architecture(client) for client in range(federation.clients)]
         self._refuse_lonely_samples()
 
@@ -91,9 +94,27 @@ class ReferenceEngine:
         """A client's network."""
         return self._models[self.architectures[number]]
 
-    def padded_model(self, number: int) -> FunctionalModel:
-        """A client's network once more, for batches that may be padded."""
-        return FunctionalModel(self._modules[self.architectures[number]], padded=True)
+    def padded_model(self, number: int, fused: bool = False) -> FunctionalModel:
+        """A client's network once more, for batches that may be padded; `fused`: in a form that compiles well."""
+        plain = self.federation.device.type == "cpu"
+        return FunctionalModel(self._modules[self.architectures[number]], padded=True, plain=plain, fused=fused)
+
+    def together(self, number: int) -> int:
+        """Samples that pass a client's network at once outside of training: as many as there is memory for."""
+        name = self.architectures[number]
+        if name not in self._together:
+            device, shape = self.federation.device, self.federation.shape(number)
+            client, x = Client(*state(self._modules[name])), self.federation.train(number).x[:1]
+            with torch.no_grad():
+                _, largest = memory.counted(self._models[name], client, x if len(x) else torch.zeros(1, *shape))
+            fits = memory.fitting(3 * largest, device, f"one sample in {name}", "Use a smaller model or smaller inputs.")
+            self._together[name] = max(1, min(fits // 2, MOST[device.type]))
+        return self._together[name]
+
+    def rounding(self) -> torch.autocast:
+        """Within it training computes in the chosen precision; parameters and what is summed stay in fp32."""
+        kind, asked = self.federation.device.type, self.precision == "bf16"
+        return torch.autocast(kind, torch.bfloat16, enabled=asked, cache_enabled=False)
 
     def client(self, method: Method, number: int) -> Client:
         """A client's state: what it kept, or what it starts from."""
@@ -136,6 +157,7 @@ class ReferenceEngine:
                 mine,
                 lr,
                 self.local_epochs,
+                self.rounding,
             )
             updates.append(update)
             sent = sent + measure(update.up)
@@ -169,6 +191,7 @@ class ReferenceEngine:
                 data.key,
                 self.optimizer.rate(round),
                 self.local_epochs,
+                self.rounding,
             )
             losses.append(loss)
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])

@@ -1,31 +1,38 @@
 """The stacked engine: clients of one architecture trained at once, by the same functions as one after another."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from protofed import local
-from protofed.data.federation import CHUNK
-from protofed.data.stacked import TOGETHER, Plan, StackedData
-from protofed.engines import Trained, nobody
-from protofed.engines.graph import Replay, signature
+from protofed.data.stacked import LazyBatches, Plan, StackedData
+from protofed.engines import Trained, memory, nobody
+from protofed.data.lanes import Lanes, natural_width, pack
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacks import cut, deal_to, finite_rows, first, join, pick, row_of, stack
+from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, row_of, stack
+from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step, signature
 from protofed.engines.wire import Size, measure_down, measure_up
-from protofed.method import Client, Each, Mean, Method, Phase, Spec, Tree
+from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, Tree
 from protofed.metrics import Correct, Tally, add, tally
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
 from protofed.ops.trees import map_nodes, merge, under
 
-GRAPHS = 64  # captured steps that are kept
+KEPT = 64  # traced and captured steps
+TRACE_AFTER = 64  # steps of one kind, from which on finding their operations once is repaid
+DRAWN = 2**27  # dropout decisions that are drawn ahead at most
+BLOCK = 2**20  # of them at a time
+PADDED = 1.15  # samples with padding to those without, in one pass on a CPU
 
 
 class Group(NamedTuple):
@@ -36,28 +43,33 @@ class Group(NamedTuple):
     numbers: list[int]
 
 
-class Carried(NamedTuple):
-    """What one training step of M clients hands to the next."""
-
-    client: Client
-    moments: optim.Moments
-    loss: Tensor  # (M,) sums over samples
-    samples: Tensor  # (M,)
-    seen: Tree
-
-
 class StackedEngine:
     """Clients of one architecture together; what cannot be stacked is left to the reference engine."""
 
-    def __init__(self, reference: ReferenceEngine, *, chunk: int = 0, workers: int = 1) -> None:
-        self.reference, self.chunk = reference, chunk
-        self.workers = workers if reference.federation.device.type == "cpu" else 1
+    def __init__(
+        self,
+        reference: ReferenceEngine,
+        *,
+        chunk: int = 0,
+        workers: int = 1,
+        compiled: bool = False,
+        typical: Sequence[int] = (),
+    ) -> None:
+        """`typical`: a round's clients, by which the number of lanes is chosen; without them, those of the first."""
+        self.reference, self.chunk, self.compiled, self.typical = reference, chunk, compiled, typical
         self.federation, self.optimizer = reference.federation, reference.optimizer
+        self.device = self.federation.device
+        self.workers = workers if self.device.type == "cpu" else 1
         self.architectures = reference.architectures
         self._data: dict[str, StackedData] = {}
-        self._models: dict[tuple[str, int], FunctionalModel] = {}
+        self._models: dict[tuple[str, int, bool], FunctionalModel] = {}
+        self._widths: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._replays: dict[Any, Replay | None] = {}
+        self._lock = threading.Lock()
+        self._steps: dict[Any, Any] = {}
+        self._taken: dict[Any, int] = {}
+        self._seen: dict[Any, Tree] = {}
+        self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
 
     @property
     def clients(self) -> dict[int, Client]:
@@ -98,7 +110,7 @@ class StackedEngine:
         groups = self._groups(cohort)
         states = {number: self.reference.client(method, number) for number in cohort}  # new ones draw, one by one
         parts = self._each(lambda group: self._train_group(method, group, states, down, round, last), groups)
-        order = torch.tensor([i for group in groups for i in group.places], device=self.federation.device).argsort()
+        order = self._ids([i for group in groups for i in group.places]).argsort()
         up = map_nodes(
             lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n,
             reduce(merge, [part.up for part in parts]),
@@ -121,8 +133,7 @@ class StackedEngine:
             by_name.setdefault(self.architectures[cohort[place]], []).append(place)
         groups = []
         for name, places in by_name.items():
-            parts = -(-len(places) // (self.chunk or len(places)))
-            parts = min(len(places), -(-parts // self.workers) * self.workers)
+            parts = min(len(places), self.workers)
             groups += [Group(name, places[i::parts], [cohort[p] for p in places[i::parts]]) for i in range(parts)]
         return groups
 
@@ -134,21 +145,33 @@ class StackedEngine:
             self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         return list(self._pool.map(work, groups))
 
-    def _model(self, group: Group) -> FunctionalModel:
+    def _model(self, group: Group, fused: bool = False) -> FunctionalModel:
         """A network for this thread: a module in use by one thread cannot be called by another."""
-        name = (group.architecture, threading.get_ident())
+        name = (group.architecture, threading.get_ident(), fused)
         if name not in self._models:
-            self._models[name] = self.reference.padded_model(group.numbers[0])
+            self._models[name] = self.reference.padded_model(group.numbers[0], fused)
         return self._models[name]
 
     def _samples(self, architecture: str) -> StackedData:
-        if architecture not in self._data:
-            members = [i for i, name in enumerate(self.architectures) if name == architecture]
-            self._data[architecture] = StackedData(self.federation, members)
-        return self._data[architecture]
+        with self._lock:
+            if architecture not in self._data:
+                members = [i for i, name in enumerate(self.architectures) if name == architecture]
+                self._data[architecture] = StackedData(self.federation, members)
+            return self._data[architecture]
 
     def _ids(self, cohort: Sequence[int]) -> Tensor:
-        return torch.tensor(list(cohort), device=self.federation.device)
+        return torch.tensor(list(cohort), device=self.device)
+
+    def _width(self, group: Group) -> int:
+        """Lanes for this architecture: the same in every round, so that a step has the same shape."""
+        with self._lock:
+            name = group.architecture
+            if name not in self._widths:
+                groups = [g for g in self._groups(self.typical) if g.architecture == name] or [group]
+                steps = [[-(-self.federation.used(i) // self.federation.batch_size) for i in g.numbers] for g in groups]
+                width = max(map(natural_width, steps))
+                self._widths[name] = min(width, self.chunk or width)
+            return self._widths[name]
 
     def _train_group(
         self, method: Method, group: Group, states: Mapping[int, Client], down: Tree, round: int, last: bool
@@ -156,15 +179,16 @@ class StackedEngine:
         model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
         client = stack([states[number] for number in group.numbers])
-        data = samples.local(group.numbers, round)
+        key = samples.keys("train", round, group.numbers)
         receive = method.last_receive if last else method.receive
-        client = vmap(partial(receive, model), in_dims=(0, 0, dims))(client, data, mine)
+        client = self._apply(receive, model, group, client, key, (), mine, dims)
         phases = method.last_phases() if last else method.phases()
-        client, loss, seen = self._train(method, group, phases, client, mine, dims, data.key, round)
+        with self._timed("train"):
+            client, loss, seen = self._train(method, group, phases, client, mine, dims, key, round)
         up: Tree = {}
         if not last:
-            upload = vmap(partial(method.upload, model), in_dims=(0, 0, dims))
-            up, client = upload(client, data._replace(seen=seen), mine)
+            with self._timed("upload"):
+                up, client = self._upload(method, model, group, client, key, seen, mine, dims)
         summed = map_nodes(lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0), n), up)
         many = len(group.numbers)
         copy = many < len(self.architectures)  # a view would keep the others of its round alive
@@ -176,6 +200,85 @@ class StackedEngine:
             sent=measure_up(up, many),
             received=measure_down(pick(down, group.places), many),
         )
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of a part to the clock, if there is one; workers are taken to be equally busy."""
+        if self.clock is None:
+            yield
+            return
+        started = self._time()
+        yield
+        with self._lock:
+            self.clock[part] = self.clock.get(part, 0.0) + (self._time() - started) / self.workers
+
+    def _time(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _apply(
+        self,
+        function: Callable[..., Any],
+        model: FunctionalModel,
+        group: Group,
+        client: Client,
+        key: Tensor,
+        seen: Tree,
+        down: Tree,
+        dims: Tree,
+    ) -> Any:
+        """function(model, client, data, down) for all clients at once."""
+        samples = self._samples(group.architecture)
+        parts = samples.parts(group.numbers, self._together(group))
+
+        def one(client: Client, parts: Any, counts: Tensor, key: Tensor, seen: Tree, down: Tree) -> Any:
+            return function(model, client, LocalData(LazyBatches(samples.train, parts), counts, key, seen), down)
+
+        mapped = vmap(one, in_dims=(0, 0, 0, 0, 0, dims))
+        return mapped(client, parts, self.federation.counts[group.numbers], key, seen, down)
+
+    def _upload(
+        self,
+        method: Method,
+        model: FunctionalModel,
+        group: Group,
+        client: Client,
+        key: Tensor,
+        seen: Tree,
+        down: Tree,
+        dims: Tree,
+    ) -> tuple[Tree, Client]:
+        """What all clients send and keep; on a CPU clients of like size at a time, for less padding."""
+        pieces = self._pieces([len(self.federation.train_rows(i)) for i in group.numbers])
+        found = []
+        for piece in pieces:
+            some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
+            index = self._ids(piece)
+            at, mine = along(index, (client, key, seen)), along(index, down, dims)
+            found.append(self._apply(method.upload, model, some, at[0], at[1], at[2], mine, dims))
+        order = self._ids([i for piece in pieces for i in piece]).argsort()
+        joined: tuple[Tree, Client] = along(order, join(found)) if len(pieces) > 1 else found[0]
+        return joined
+
+    def _pieces(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Clients that are passed together outside of training: on a CPU those of like size, for less padding."""
+        if self.device.type != "cpu":
+            return [list(range(len(sizes)))]
+        pieces: list[list[int]] = []
+        largest = real = 0
+        for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+            padded = largest * (len(pieces[-1]) + 1) if pieces else 0
+            if not pieces or padded > max(1024, PADDED * (real + sizes[place])):
+                pieces.append([])
+                largest, real = sizes[place], 0
+            pieces[-1].append(place)
+            real += sizes[place]
+        return pieces
+
+    def _together(self, group: Group) -> int:
+        """Samples of all clients in one pass outside of training."""
+        return self.reference.together(group.numbers[0])
 
     def _train(
         self,
@@ -189,93 +292,171 @@ class StackedEngine:
         round: int,
     ) -> tuple[Client, Mean, Tree]:
         """All phases of all clients: what `local.train` does for one."""
-        samples, device = self._samples(group.architecture), key.device
+        samples = self._samples(group.architecture)
         key, order = random.fold(key, -1), samples.keys("order", round, group.numbers)
-        own_steps = torch.tensor([samples.steps(i) for i in group.numbers], device=device)[:, None]
-        plans: dict[int, Plan] = {}
-        zero = torch.zeros(len(group.numbers), device=device)
-        carried = Carried(client, optim.Moments({}, {}, zero), zero, zero, ())
+        steps = [samples.steps(i) for i in group.numbers]
+        many, width = len(group.numbers), self._width(group)
+        client = _own(client)
+        home = Carried(client, (), torch.zeros(many, device=self.device), torch.zeros(many, device=self.device), ())  # type: ignore[arg-type]
         for phase in phases:
-            trained = under(carried.client.params, phase.trains)
-            if not trained:
+            if not under(client.params, phase.trains):
                 local.refuse_empty(method, phase)
-            moments = vmap(lambda p, plain=phase.plain: optim.init(self.optimizer, p, plain))(trained)
-            carried = carried._replace(moments=moments)
-            rate = torch.tensor(self.optimizer.rate(round) if phase.lr is None else phase.lr, device=device)
-            step = self._stepper(method, phase, group, samples.black(group.numbers), down, dims, rate)
-            for epoch in range(self.reference.local_epochs if phase.epochs is None else phase.epochs):
-                if epoch not in plans:
-                    plans[epoch] = samples.epoch(group.numbers, order, epoch)
-                plan = plans[epoch]
-                carried = carried._replace(seen=())
-                keys = [random.fold(key, own_steps * epoch + s) for s in range(len(plan.rows))]
-                carried = step(carried, plan, keys)
-        return carried.client, Mean(carried.loss, carried.samples), carried.seen
+            epochs = self.reference.local_epochs if phase.epochs is None else phase.epochs
+            lanes = pack([n * epochs for n in steps], width)
+            if not lanes.length:
+                continue  # nobody in this group has any data
+            rate = torch.tensor(self.optimizer.rate(round) if phase.lr is None else phase.lr, device=self.device)
+            plan = samples.feed(group.numbers, order, epochs, lanes)
+            own = np.array(steps)[lanes.who]
+            last = torch.from_numpy(lanes.step >= own * (epochs - 1)).to(self.device)
+            home = self._phase(method, phase, group, home, lanes, plan, last, key, down, dims, rate)
+        return home.client, Mean(home.loss, home.samples), home.seen
 
-    def _stepper(
-        self, method: Method, phase: Phase, group: Group, black: Tensor, down: Tree, dims: Tree, rate: Tensor
-    ) -> Callable[[Carried, Plan, list[Tensor]], Carried]:
-        """Runs all steps of an epoch: one after another, or by replaying a captured one."""
-        samples, model = self._samples(group.architecture), self._model(group)
+    def _phase(
+        self,
+        method: Method,
+        phase: Phase,
+        group: Group,
+        home: Carried,
+        lanes: Lanes,
+        plan: Plan,
+        last: Tensor,
+        key: Tensor,
+        down: Tree,
+        dims: Tree,
+        rate: Tensor,
+    ) -> Carried:
+        """One phase of all clients in lanes; `home` is where they are when they are in none."""
+        samples = self._samples(group.architecture)
+        who, step = torch.from_numpy(np.stack([lanes.who, lanes.step])).to(self.device)
+        keys = random.fold(key[who], step[..., None])
+        drawn = self._draw(group, keys, plan)
+        black = samples.black(group.numbers)
+        at = who[0]
+        client = along(at, home.client)
+        moments = vmap(lambda p: optim.init(self.optimizer, p, phase.plain))(under(client.params, phase.trains))
+        zero = torch.zeros(len(at), device=self.device)
+        carried = Carried(client, _own(moments), zero, zero.clone(), ())
+        fixed = (along(at, black), along(at, down, dims), rate)
+        every = bool(lanes.busy.all())
+        name = (group.architecture, method, phase, str(dims), every)
+        feed = (plan, keys, drawn, last)
+        core = self._core(name, method, phase, group, dims, every, carried, self._now(samples, feed, 0, fixed), fixed)
+        carried = carried._replace(seen=tree_map(torch.clone, self._seen[name, signature(carried.client)]))
+        home = home._replace(seen=tree_map(lambda t: t.new_zeros(len(key), *t.shape[1:]), carried.seen))
+        runner = self._capture(name, core, samples, carried, feed, fixed)
+        if runner is not None:
+            carried, fixed = runner.carried, tuple(runner.fixed)
+        for now in range(lanes.length + 1):
+            if now and now in lanes.changes:
+                change = lanes.changes[now]
+                gone = [(lane, c) for lane, c in zip(change.lanes, change.leave, strict=True) if c >= 0]
+                come = [(lane, c) for lane, c in zip(change.lanes, change.enter, strict=True) if c >= 0]
+                if gone:
+                    self._leave(carried, home, *self._pairs(gone))
+                if come:
+                    self._enter(carried, home, fixed, (black, down), dims, *self._pairs(come))
+            if now < lanes.length:
+                if runner is not None:
+                    runner()
+                else:
+                    carried = core(carried, self._now(samples, feed, now, fixed), *fixed[1:])
+        return home
 
-        def one(carried: Tree, batch: Tree, key: Tensor, down: Tree, rate: Tensor, every: bool) -> Tree:
-            client, moments, loss, n, _ = carried
-            made = local.train_step(method, model, self.optimizer, phase, client, moments, batch, down, key, rate)
-            size = batch.mask.sum()
-            if every:
-                return Carried(made.client, made.moments, loss + made.loss * size, n + size, made.seen)
-            active = size > 0  # a client that has done all its steps stays as it is
-            client, moments = tree_map(
-                lambda new, old: torch.where(active, new, old), (made.client, made.moments), (client, moments)
-            )
-            seen = tree_map(lambda t: torch.where(active, t, torch.zeros_like(t)), made.seen)
-            return Carried(client, moments, loss + torch.where(active, made.loss, 0) * size, n + size, seen)
+    def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        lanes, clients = self._ids([lane for lane, _ in pairs]), self._ids([client for _, client in pairs])
+        return lanes, clients
 
-        def step(
-            carried: Carried, plan: Plan, key: Tensor, black: Tensor, down: Tree, rate: Tensor, every: bool = False
-        ) -> Carried:
-            """One step of all; `every` says that all of them have one to take."""
-            batch = samples.batch(plan, black)
-            before = carried.seen
-            stepped = vmap(partial(one, every=every), in_dims=(0, 0, 0, dims, None))
-            made: Carried = stepped(carried._replace(seen=()), batch, key, down, rate)
-            return made._replace(seen=tree_map(torch.add, before, made.seen) if before != () else made.seen)
+    @staticmethod
+    def _leave(carried: Carried, home: Carried, lanes: Tensor, clients: Tensor) -> None:
+        """Clients leave their lanes for home."""
+        put(home.client, clients, along(lanes, carried.client))
+        put(home.seen, clients, along(lanes, carried.seen))
+        home.loss.index_add_(0, clients, carried.loss[lanes])
+        home.samples.index_add_(0, clients, carried.samples[lanes])
 
-        def run(carried: Carried, plan: Plan, keys: list[Tensor]) -> Carried:
-            """Clients come in the order of their steps; those that are done are laid aside when they are many."""
-            done: list[Tree] = []
-            here = len(group.numbers)
-            for number, key in enumerate(keys):
-                active = sum(samples.steps(i) > number for i in group.numbers)
-                if not active:
-                    break  # nobody in this group has any data
-                if active < 0.8 * here:
-                    carried, rest = cut(carried, active)
-                    done.append(rest)
-                    here = active
-                batch, at, filling = first((plan.step(number), key, black), here)
-                dealt = down if dims is None else first(down, here, dims)
-                carried = step(carried, batch, at, filling, dealt, rate, every=active == here)
-            return join([carried, *reversed(done)])
+    @staticmethod
+    def _enter(
+        carried: Carried, home: Carried, fixed: Tree, private: Tree, dims: Tree, lanes: Tensor, clients: Tensor
+    ) -> None:
+        """Clients enter free lanes, with all that is theirs."""
+        put(carried.client, lanes, along(clients, home.client))
+        put((carried.moments, carried.loss, carried.samples, carried.seen), lanes, 0)
+        put(fixed[0], lanes, along(clients, private[0]))
+        put(fixed[1], lanes, along(clients, private[1], dims), dims)
 
-        if self.federation.device.type != "cuda":
-            return run
-        form = (group.architecture, method, phase, dims is None)
+    def _now(self, samples: StackedData, feed: Tree, time: int | Tensor, fixed: Tree) -> Now:
+        """What the lanes get at a time."""
+        pick_time = (lambda t: t[time]) if isinstance(time, int) else (lambda t: t.index_select(0, time)[0])
+        plan, keys, drawn, last = tree_map(pick_time, feed)
+        return Now(samples.batch(plan, fixed[0]), keys, drawn, last)
 
-        def replayed(carried: Carried, plan: Plan, keys: list[Tensor]) -> Carried:
-            inputs = (carried, plan.step(0), keys[0], black, down, rate)
-            name = (form, signature(inputs))
-            if name not in self._replays:  # the first time as it is: it may not come again
-                self._replays[name] = None
-                return run(carried, plan, keys)
-            replay = self._replays[name]
-            if replay is None:
-                if len(self._replays) > GRAPHS:
-                    return run(carried, plan, keys)
-                replay = self._replays[name] = Replay(step, inputs)
-            return replay(carried, [(plan.step(i), keys[i]) for i in range(len(keys))], (black, down, rate))
+    def _draw(self, group: Group, keys: Tensor, plan: Plan) -> dict[str, Tensor]:
+        """What dropouts keep in all steps (T, W, B, ...), unless that is too much to hold."""
+        model = self._model(group)
+        shape = self.federation.shape(group.numbers[0])
+        draws = model.draws(plan.rows.shape[2], shape) if model.dropouts else {}
+        each = sum(s.numel() for s in draws.values()) * keys.shape[1]
+        if not each or each * len(keys) > DRAWN:
+            return {}
+        blocks = [model.draw(k, draws) for k in keys.split(max(1, BLOCK // each))]
+        return {name: torch.cat([block[name] for block in blocks]) for name in draws}
 
-        return replayed
+    def _core(
+        self,
+        name: Any,
+        method: Method,
+        phase: Phase,
+        group: Group,
+        dims: Tree,
+        every: bool,
+        carried: Carried,
+        now: Now,
+        fixed: Tree,
+    ) -> Callable[..., Carried]:
+        """A step of this kind: as it is at first, as a list of operations once it has come often, or compiled."""
+        fused = self.compiled
+        plain = lanes_step(
+            method, phase, self._model(group, fused), self.optimizer, dims, every, self.reference.rounding
+        )
+        inputs = (carried, now, *fixed[1:])
+        with self._lock:
+            known = (name, signature(carried.client))
+            if known not in self._seen:
+                self._seen[known] = tree_map(torch.zeros_like, plain(*inputs).seen)
+            inputs = (carried._replace(seen=self._seen[known]), *inputs[1:])
+            if self.device.type == "cuda" and not self.compiled:
+                return plain
+            form = (name, signature(inputs))
+            if form not in self._steps and len(self._steps) < KEPT:
+                self._taken[form] = self._taken.get(form, 0) + 1
+                if self.compiled or self._taken[form] > 1:
+                    self._steps[form] = Traced(plain, inputs, self.compiled)
+            made: Callable[..., Carried] = self._steps.get(form, plain)
+            return made
+
+    def _capture(
+        self, name: Any, core: Callable[..., Carried], samples: StackedData, carried: Carried, feed: Tree, fixed: Tree
+    ) -> Replay | None:
+        """On a GPU: the step captured, from the second time that it comes."""
+        if self.device.type != "cuda":
+            return None
+        form = ("captured", name, signature((carried, tree_map(lambda t: t[0], feed), fixed)))
+        length = len(feed[1])
+        self._taken[form] = self._taken.get(form, 0) + 1
+        replay = self._steps.get(form)
+        if self._taken[form] == 1 or (replay is None and len(self._steps) >= KEPT):
+            return None
+        if replay is None or len(replay.feed[1]) < length:
+            longer = -(-length * 5 // 4)
+            room = tree_map(lambda t: torch.cat([t, t.new_zeros(longer - length, *t.shape[1:])]), feed)
+
+            def step(carried: Carried, feed: Tree, time: Tensor, *fixed: Tree) -> Carried:
+                return core(carried, self._now(samples, feed, time, fixed), *fixed[1:])
+
+            replay = self._steps[form] = Replay(step, carried, room, fixed)
+        replay.begin(carried, feed, fixed)
+        return replay
 
     # evaluation
 
@@ -293,7 +474,6 @@ class StackedEngine:
             found |= dict(zip(group.places, tallies, strict=True))
         return [found[place] for place in range(len(cohort))]
 
-    @torch.no_grad()
     def _evaluate_group(
         self,
         method: Method,
@@ -303,21 +483,42 @@ class StackedEngine:
         down: Tree,
         on: str,
     ) -> list[Tally]:
+        """Clients of like size at a time, or, on the global test set, those of one domain."""
+        tallies: dict[int, Tally] = {}
+        if on == "global":
+            domains = [self.federation.domain(i) for i in group.numbers]
+            pieces = [[i for i, d in enumerate(domains) if d == domain] for domain in sorted(set(domains))]
+        else:
+            pieces = self._pieces([len(self.federation.test_rows(i)) for i in group.numbers])
+        for piece in pieces:
+            some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
+            tallies |= dict(zip(piece, self._evaluate_piece(method, some, states, whole, down, on), strict=True))
+        return [tallies[i] for i in range(len(group.numbers))]
+
+    @torch.no_grad()
+    def _evaluate_piece(
+        self, method: Method, group: Group, states: Mapping[int, Client], whole: Client | None, down: Tree, on: str
+    ) -> list[Tally]:
         model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
         client = whole or stack([states[number] for number in group.numbers])
-        rows, sizes = samples.test_rows(group.numbers) if on == "own" else samples.global_rows(group.numbers)
         own = self.federation.counts[group.numbers] > 0
-        mask = torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]
+        shared = 0 if on == "own" else None  # the global test set is the same for all of them
+        if on == "own":
+            rows, sizes = samples.test_rows(group.numbers)
+            mask = torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]
+        else:
+            rows = samples.global_rows(group.numbers[0])
+            mask = torch.ones_like(rows, dtype=torch.bool)
 
         def count(client: Client, x: Tensor, y: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
             return tally(method.predict(model, client, x, down), y, own, mask)
 
-        counted = vmap(count, in_dims=(None if whole else 0, 0, 0, 0, 0, dims))
-        wide = max(1, min(CHUNK, TOGETHER // len(group.numbers)))
+        counted = vmap(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
+        wide = max(1, self._together(group) // len(group.numbers))
         parts = [
             counted(client, samples.test.x[r], samples.test.y[r], m, own, mine)
-            for r, m in zip(rows.split(wide, 1), mask.split(wide, 1), strict=True)
+            for r, m in zip(rows.split(wide, -1), mask.split(wide, -1), strict=True)
         ]
         total = {kind: Correct(*(t.cpu() for t in counted)) for kind, counted in reduce(add, parts).items()}
         return [
@@ -327,3 +528,8 @@ class StackedEngine:
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
         return self.reference.global_tally(method, server)
+
+
+def _own(tree: Tree) -> Tree:
+    """The same with memory of its own, to be written to."""
+    return tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)

@@ -1,4 +1,4 @@
-"""Trees with an axis of clients: how they are made, cut, joined and dealt."""
+"""Trees of tensors with an axis of clients in front."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,18 +30,31 @@ def _nodes(tree: Tree) -> list[Any]:
     return found
 
 
-def first(tree: Tree, many: int, dims: Tree = 0) -> Tree:
-    """The part of the first clients, of whatever has an axis of clients."""
-    if isinstance(dims, int):
-        return tree_map(lambda t: t[:many], tree)
+def _axes(tree: Tree, dims: Tree) -> list[int | None]:
+    """For every leaf the axis of clients, if it has one."""
+    if dims is None or isinstance(dims, int):
+        return [dims] * len(tree_leaves(tree))
+    return tree_flatten(dims, is_leaf=lambda d: d is None)[0]
+
+
+def along(index: Tensor, tree: Tree, dims: Tree = 0) -> Tree:
+    """The rows of these clients, of whatever has an axis of clients."""
     leaves, form = tree_flatten(tree)
-    axes = tree_flatten(dims, is_leaf=lambda d: d is None)[0]
-    return tree_unflatten([t if d is None else t[:many] for t, d in zip(leaves, axes, strict=True)], form)
+    axes = _axes(tree, dims)
+    return tree_unflatten([t if d is None else t.index_select(0, index) for t, d in zip(leaves, axes, strict=True)], form)
 
 
-def cut(tree: Tree, at: int) -> tuple[Tree, Tree]:
-    """The first clients, and the others."""
-    return tree_map(lambda t: t[:at], tree), tree_map(lambda t: t[at:], tree)
+def put(tree: Tree, index: Tensor, rows: Tree, dims: Tree = 0) -> None:
+    """Write the rows of these clients (or a number), in place, into whatever has an axis of clients."""
+    leaves, axes = tree_leaves(tree), _axes(tree, dims)
+    given = [rows] * len(leaves) if isinstance(rows, int) else tree_leaves(rows)
+    for leaf, new, axis in zip(leaves, given, axes, strict=True):
+        if axis is None:
+            continue
+        if isinstance(new, int):
+            leaf.index_fill_(0, index, new)
+        else:
+            leaf.index_copy_(0, index, new)
 
 
 def join(parts: Sequence[Tree]) -> Tree:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from protofed.models.cnn import CnnDigits, CnnDigitsDeep, CnnFedNh, CnnFemnist, CnnMnist
+from protofed.models.cnn import CnnCifar, CnnDigits, CnnDigitsDeep, CnnFedNh, CnnFemnist, CnnMnist
 from protofed.models.mlp import MlpDigits, MlpMpFedCl, MlpSpiral, Net, chain
 from protofed.models.resnet import ResNet18, ResNet18Gn
 
@@ -19,6 +19,7 @@ def variant(model: Callable[..., nn.Module], **fields: Any) -> Callable[..., nn.
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn_cifar": CnnCifar,
     "cnn_digits": CnnDigits,
     "cnn_digits_8": variant(CnnDigits, channels=8),
     "cnn_digits_16": variant(CnnDigits, channels=16),

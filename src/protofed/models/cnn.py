@@ -88,6 +88,26 @@ class CnnFedNh(Net):
         super().__init__(body, chain(fc=nn.Linear(192, classes, bias=False)), 192)
 
 
+class CnnCifar(Net):
+    """The CNN of 1.6 million parameters that simulators are compared by on CIFAR-10: convolutions 3x3 and 3x3, one
+    pooling, a 128-d embedding after a ReLU."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        colours, height, width = image_shape("cnn_cifar", shape, 8, "cnn_digits")
+        body = chain(
+            conv1=nn.Conv2d(colours, 32, 3),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(32, 64, 3),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            dropout=nn.Dropout(0.25),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
+            relu3=nn.ReLU(),
+        )
+        super().__init__(body, chain(dropout=nn.Dropout(0.5), fc=nn.Linear(128, classes)), 128)
+
+
 class CnnDigits(Net):
     """A small CNN for the 8x8 digits: two padded convolutions, each pooled.
 

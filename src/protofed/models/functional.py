@@ -1,6 +1,7 @@
 """A module as pure functions of a client's tensors."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.method import Client, Params
-from protofed.models.layers import key_dropouts, mask_norms
+from protofed.models.layers import key_dropouts, mask_norms, plain_pools
 from protofed.ops import random
 from protofed.ops.trees import under
 
@@ -35,10 +36,15 @@ class FunctionalModel:
     Called with a client it gives embeddings and logits in evaluation mode; `training` gives it in training mode.
     """
 
-    def __init__(self, module: nn.Module, *, padded: bool = False) -> None:
+    def __init__(self, module: nn.Module, *, padded: bool = False, plain: bool = False, fused: bool = False) -> None:
+        """`padded`: batches may have padding; `plain`, `fused`: no max-pooling of torch's in evaluation, in training."""
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
-        self.dropouts = [f"{name}.key" for name in key_dropouts(self.train_module)]
+        if plain:
+            plain_pools(self.eval_module)
+        if fused:
+            plain_pools(self.train_module)
+        self.dropouts = key_dropouts(self.train_module)
         self.norms = [f"{name}.mask" for name in mask_norms(self.train_module, every=padded)]
         self.train_module.to("meta")
 
@@ -52,9 +58,41 @@ class FunctionalModel:
     def classify(self, client: Client, z: Tensor, at: str = "") -> Tensor:
         return self._part(self.eval_module.head, f"{at}head.", client, z)
 
-    def training(self, buffers: Params, key: Tensor, mask: Tensor | None = None) -> "Training":
-        """The model in training mode; the mask says which samples are real, if some may not be."""
-        return Training(self, buffers, key, mask)
+    def training(
+        self, buffers: Params, key: Tensor, mask: Tensor | None = None, drawn: Params | None = None
+    ) -> "Training":
+        """The model in training mode; the mask says which samples are real, `drawn` what dropouts keep if known."""
+        return Training(self, buffers, key, mask, drawn or {})
+
+    def draws(self, batch: int, shape: tuple[int, ...]) -> dict[str, torch.Size]:
+        """What the dropouts draw for a batch of inputs of this shape, by name; nothing where that cannot be told."""
+        found: dict[str, torch.Size] = {}
+        hooks = [
+            self.train_module.get_submodule(name).register_forward_pre_hook(
+                lambda module, inputs, name=name: found.__setitem__(name, module.shape(inputs[0]))
+            )
+            for name in self.dropouts
+        ]
+        try:
+            self.train_module.head(self.train_module.body(torch.zeros(batch, *shape, device="meta")))  # type: ignore[operator]
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError):
+            return {}  # they will be drawn from their keys in the step
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def draw(self, key: Tensor, draws: Mapping[str, torch.Size]) -> Params:
+        """What the dropouts keep (..., *shape) in the steps of these keys (..., 2)."""
+        keys = self.dropout_keys(key)
+        return {name: self.train_module.get_submodule(name).draw(keys[name], shape) for name, shape in draws.items()}  # type: ignore[operator]
+
+    def dropout_keys(self, key: Tensor) -> Params:
+        """The keys (..., 2) of all dropouts in the steps of these keys."""
+        if not self.dropouts:
+            return {}
+        numbers = torch.arange(len(self.dropouts), device=key.device)[:, None]
+        return dict(zip(self.dropouts, random.fold(key[..., None, :], numbers).unbind(-2), strict=True))
 
     @property
     def normalises_batches(self) -> bool:
@@ -79,10 +117,12 @@ class FunctionalModel:
 class Training:
     """The model during one training step: dropout is keyed, and `buffers` holds what BatchNorm makes of the batch."""
 
-    def __init__(self, model: FunctionalModel, buffers: Params, key: Tensor, mask: Tensor | None) -> None:
+    def __init__(
+        self, model: FunctionalModel, buffers: Params, key: Tensor, mask: Tensor | None, drawn: Params
+    ) -> None:
         self.model = model
-        numbers = torch.arange(len(model.dropouts), device=key.device)[:, None]
-        self.keys = dict(zip(model.dropouts, random.fold(key, numbers), strict=True)) if model.dropouts else {}
+        self.keys = {f"{name}.key": value for name, value in model.dropout_keys(key).items()}
+        self.keys |= {f"{name}.kept": value for name, value in drawn.items()}
         self.keys |= {name: mask for name in model.norms if mask is not None}
         self.buffers = {name: value.clone() for name, value in buffers.items()}  # updated in place below
 

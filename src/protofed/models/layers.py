@@ -1,5 +1,7 @@
 """Layers whose randomness, or whose padding, is an argument."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -8,22 +10,83 @@ from protofed.ops import random
 
 
 class KeyedDropout(nn.Module):
-    """Dropout that draws its mask from a key, which is handed in as a buffer at every call."""
+    """Dropout that draws what it keeps from a key, handed in as a buffer at every call, or takes what was drawn."""
 
     key: Tensor
+    kept: Tensor
 
     def __init__(self, p: float, whole_channels: bool) -> None:
         super().__init__()
         self.p, self.whole_channels = p, whole_channels
         self.register_buffer("key", torch.zeros(2, dtype=torch.int64), persistent=False)
+        self.register_buffer("kept", torch.zeros(0, dtype=torch.bool), persistent=False)
+
+    def draw(self, key: Tensor, shape: torch.Size) -> Tensor:
+        """What is kept (..., *shape) with keys (..., 2)."""
+        return random.uniform(key, shape.numel()).reshape(*key.shape[:-1], *shape) >= self.p
+
+    def shape(self, x: Tensor) -> torch.Size:
+        """Of what is drawn for an input."""
+        return x.shape[:2] if self.whole_channels else x.shape
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        shape = x.shape[:2] if self.whole_channels else x.shape
-        kept = random.uniform(self.key, shape.numel()).reshape(shape) >= self.p
+        shape = self.shape(x)
+        kept = self.kept if self.kept.shape == shape else self.draw(self.key, shape)
         scale = kept.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(kept, dtype=x.dtype)
         return x * scale.reshape(*shape, *[1] * (x.ndim - len(shape)))
+
+
+class _LargestOfFour(torch.autograd.Function):
+    """The largest in every square of 2x2; its gradient goes to the first of equals, row by row, as in max-pooling."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
+        rows = torch.maximum(x[..., :height, 0:width:2], x[..., :height, 1:width:2])
+        return torch.maximum(rows[..., 0::2, :], rows[..., 1::2, :]), rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        largest, rows = output
+        ctx.mark_non_differentiable(rows)
+        ctx.save_for_backward(inputs[0], rows, largest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        x, rows, largest = ctx.saved_tensors
+        height, width = rows.shape[-2], rows.shape[-1] * 2
+        above = grad * (rows[..., 0::2, :] == largest)
+        by_row = torch.stack((above, grad - above), -2).flatten(-3, -2)
+        left = by_row * (x[..., :height, 0:width:2] == rows)
+        whole = torch.stack((left, by_row - left), -1).flatten(-2)
+        below, beside = x.shape[-2] - height, x.shape[-1] - width
+        return nn.functional.pad(whole, (0, beside, 0, below)) if below or beside else whole
+
+
+class Pool2x2(nn.Module):
+    """nn.MaxPool2d(2) in whole tensors: on a CPU its forward pass is faster under vmap, and a compiler can fuse it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled: Tensor = _LargestOfFour.apply(x)[0]
+        return pooled
+
+
+def plain_pools(module: nn.Module) -> None:
+    """Replace every max-pooling of 2x2 squares below a module, in place."""
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(child, nn.MaxPool2d):
+            plain = [_pair(child.kernel_size), _pair(child.stride), _pair(child.padding), _pair(child.dilation)]
+            if plain == [(2, 2), (2, 2), (0, 0), (1, 1)] and not child.ceil_mode and not child.return_indices:
+                parent, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(parent), leaf, Pool2x2())
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 class MaskedBatchNorm(nn.Module):

@@ -1,0 +1,82 @@
+"""How much memory there is, and how much a model takes: counted on shapes alone, before anything is allocated."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from protofed.errors import UserError
+from protofed.method import Tree
+
+SHARE = 0.5  # of the memory that is free, for training; the rest is for everything else
+
+
+class _Counter(TorchDispatchMode):
+    """Bytes of all that operations make, and of the largest of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            size = sum(t.numel() * t.element_size() for t in tree_leaves(made) if isinstance(t, Tensor))
+            self.total, self.largest = self.total + size, max(self.largest, size)
+        return made
+
+
+def on_meta(tree: Tree) -> Tree:
+    """Shapes without numbers."""
+    return tree_map(lambda t: torch.empty_like(t, device="meta"), tree)
+
+
+def size(tree: Tree) -> int:
+    """Bytes of all tensors in a tree."""
+    return sum(t.numel() * t.element_size() for t in tree_leaves(tree))
+
+
+def counted(work: Callable[..., Any], *inputs: Tree) -> tuple[int, int]:
+    """Bytes that some work makes in all, and in its largest operation, on inputs of these shapes."""
+    with _Counter() as counter:
+        work(*on_meta(inputs))
+    return counter.total, counter.largest
+
+
+def free(device: torch.device) -> int:
+    """Bytes that can still be had."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limits = [limit - used for limit, used in (_group_limit(),) if limit is not None]
+    return min([*found, *limits], default=4 * 2**30)
+
+
+def _group_limit() -> tuple[int | None, int]:
+    """What this process's control group may use, if it says so, and what it uses."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        reclaimable = [line for line in (group / "memory.stat").read_text().splitlines() if line.startswith("inactive_file ")]
+    except (OSError, ValueError):
+        return None, 0
+    return (None if limit == "max" else int(limit)), used - sum(int(line.split()[1]) for line in reclaimable)
+
+
+def fitting(each: int, device: torch.device, what: str, remedy: str) -> int:
+    """How many things of so many bytes fit; an error where not even one does."""
+    there = free(device)
+    if each > there:
+        raise UserError(f"{what} takes about {_mb(each)}, but only {_mb(there)} of memory is free. {remedy}")
+    return max(1, int(there * SHARE) // max(1, each))
+
+
+def _mb(amount: int) -> str:
+    return f"{amount / 2**20:,.0f} MB"
