@@ -568,7 +568,7 @@ def test_stacked_clients_train_as_they_do_alone(name: str, o: optim.Optimizer) -
     batches[1][2] = batches[1][2]._replace(mask=torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]))
 
     def step(client: Client, moments: optim.Moments, batch: Batch, key: Tensor):
-        return train_step(method, model, o, phase, client, moments, batch, down, key, 0.05)
+        return train_step(method, model, o, phase, client, moments, batch, down, key, 0.05, stacked=True)
 
     def stack(trees):
         return tree_map(lambda *leaves: torch.stack(leaves), *trees)
@@ -603,7 +603,7 @@ def test_a_stacked_second_network_trains_as_it_does_alone() -> None:
     moments = optim.init(SGD, under(a.params, ()))
 
     def step(client: Client, batch: Batch) -> Client:
-        return train_step(method, model, SGD, method.phases()[0], client, moments, batch, {}, KEY, 0.1).client
+        return train_step(method, model, SGD, method.phases()[0], client, moments, batch, {}, KEY, 0.1, True).client
 
     together = torch.func.vmap(step)(
         tree_map(lambda *t: torch.stack(t), *clients), tree_map(lambda *t: torch.stack(t), *batches)

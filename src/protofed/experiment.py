@@ -45,7 +45,7 @@ class EngineChoice:
     """Compile the training step: where the run is long enough to repay it, always, or never."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Training in full single precision, on a GPU with factors rounded to ten bits (tf32), or in bfloat16, seven bits
-    (bf16, weights and sums stay fp32): each faster and less exact than the one before. Papers are reproduced in fp32."""
+    (bf16; weights and sums stay fp32): each faster and less exact than the one before. For papers fp32 is right."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.utils._pytree import tree_map
 
 from protofed.errors import UserError
 from protofed.method import Batch, Client, LocalData, Mean, Method, Params, Phase, Tree
@@ -32,6 +33,52 @@ class Step(NamedTuple):
     seen: Tree
 
 
+class Slopes(NamedTuple):
+    """What one batch says to one client."""
+
+    grads: Params
+    loss: Tensor
+    seen: Tree
+    buffers: Params
+
+
+def slopes(
+    method: Method,
+    model: FunctionalModel,
+    phase: Phase,
+    client: Client,
+    batch: Batch,
+    down: Tree,
+    key: Tensor,
+    drawn: Params | None = None,
+    stacked: bool = False,
+) -> Slopes:
+    """Loss and gradients of one client on one batch; `drawn` is what dropouts keep, where that was drawn before.
+
+    By torch.func where clients are stacked, and by plain autograd, which is faster, where one is alone.
+    """
+    loss_of = phase.loss or method.loss
+
+    def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Tree, Params]]:
+        training = model.training(client.buffers, key, batch.mask, drawn)
+        loss = loss_of(training, client._replace(params=client.params | trained), batch, down)
+        value, seen = loss if isinstance(loss, tuple) else (loss, ())
+        return value, (value, seen, training.buffers)
+
+    trained = under(client.params, phase.trains)
+    if stacked:
+        grads, (value, seen, buffers) = grad(objective, has_aux=True)(trained)
+        return Slopes(grads, value, seen, buffers)
+    leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
+    with torch.enable_grad():
+        value, aux = objective(leaves)
+    value, seen, buffers = tree_map(torch.Tensor.detach, aux)
+    if not aux[0].requires_grad:  # a loss in which none of what is trained occurs
+        return Slopes({name: torch.zeros_like(p) for name, p in trained.items()}, value, seen, buffers)
+    found = torch.autograd.grad(aux[0], list(leaves.values()), materialize_grads=True)
+    return Slopes(dict(zip(leaves, found, strict=True)), value, seen, buffers)
+
+
 def train_step(
     method: Method,
     model: FunctionalModel,
@@ -43,20 +90,11 @@ def train_step(
     down: Tree,
     key: Tensor,
     lr: float | Tensor,
-    drawn: Params | None = None,
+    stacked: bool = False,
 ) -> Step:
-    """One step of one client on one batch; `drawn` is what dropouts keep, where that was drawn before."""
-    loss_of = phase.loss or method.loss
-    trained = under(client.params, phase.trains)
-
-    def objective(trained: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tree, dict[str, Tensor]]]:
-        training = model.training(client.buffers, key, batch.mask, drawn)
-        loss = loss_of(training, client._replace(params=client.params | trained), batch, down)
-        value, seen = loss if isinstance(loss, tuple) else (loss, ())
-        return value, (value, seen, training.buffers)
-
-    grads, (value, seen, buffers) = grad(objective, has_aux=True)(trained)
-    trained, moments = optim.update(optimizer, trained, grads, moments, lr, phase.plain)
+    """One step of one client on one batch."""
+    grads, value, seen, buffers = slopes(method, model, phase, client, batch, down, key, stacked=stacked)
+    trained, moments = optim.update(optimizer, under(client.params, phase.trains), grads, moments, lr, phase.plain)
     return Step(client._replace(params=client.params | trained, buffers=buffers), moments, value, seen)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Change(NamedTuple):
-    """At some time some lanes pass from one client to the next; -1 is nobody."""
+    """At some time some lanes pass from one client to the next, or, at the end, to nobody."""
 
     lanes: list[int]
     leave: list[int]
@@ -18,10 +18,10 @@ class Change(NamedTuple):
 class Lanes(NamedTuple):
     """For every time and lane (T, W) the client and which of its steps it takes; and when lanes change clients."""
 
-    who: np.ndarray  # its place in the group; 0 where nobody is
+    who: np.ndarray  # its place in the group; where a lane waits, the client that was there last, or the first of all
     step: np.ndarray  # from 0
     busy: np.ndarray  # whether there is a step to take
-    changes: dict[int, Change]  # by time, from 0 to T
+    changes: dict[int, Change]  # by time, after 0 and up to T, when all leave
 
     @property
     def length(self) -> int:
@@ -40,16 +40,19 @@ def pack(steps: Sequence[int], width: int) -> Lanes:
     length = max(end for end, _ in free)
     who, step = np.zeros((2, length, width), dtype=np.int64)
     busy = np.zeros((length, width), dtype=bool)
-    at: dict[int, dict[int, list[int]]] = {}  # time -> lane -> [who leaves, who enters]
-    for start, lane, client in placed:
+    now: dict[int, int] = {}  # lane -> client
+    changes: dict[int, Change] = {}
+    for start, lane, client in sorted(placed):
         end = start + steps[client]
-        who[start:end, lane], step[start:end, lane], busy[start:end, lane] = client, np.arange(steps[client]), True
-        at.setdefault(start, {}).setdefault(lane, [-1, -1])[1] = client
-        at.setdefault(end, {}).setdefault(lane, [-1, -1])[0] = client
-    changes = {
-        time: Change(list(by_lane), [a for a, _ in by_lane.values()], [b for _, b in by_lane.values()])
-        for time, by_lane in at.items()
-    }
+        who[start:, lane], step[start:end, lane], busy[start:end, lane] = client, np.arange(steps[client]), True
+        if start:
+            change = changes.setdefault(start, Change([], [], []))
+            change.lanes.append(lane)
+            change.leave.append(now[lane])
+            change.enter.append(client)
+        now[lane] = client
+    if placed:  # a client that is done stays where it is until its lane is wanted, or the end
+        changes[length] = Change(list(now), list(now.values()), [])
     return Lanes(who, step, busy, changes)
 
 

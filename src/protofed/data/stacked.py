@@ -78,8 +78,9 @@ class StackedData:
     def global_rows(self, client: int) -> Tensor:
         """Rows (T,) of the whole test part of a client's domain."""
         domain = self.federation.domain(client)
-        return torch.arange(len(self.federation.global_test(domain).y), device=self.federation.device) + (
-            self._test_start[domain]
+        return (
+            torch.arange(len(self.federation.global_test(domain).y), device=self.federation.device)
+            + (self._test_start[domain])
         )
 
     def steps(self, client: int) -> int:
@@ -128,18 +129,20 @@ class StackedData:
         return self._black[[self._domain_place[self.federation.domain(i)] for i in numbers]]
 
     def feed(self, numbers: Sequence[int], keys: Tensor, epochs: int, lanes: Lanes) -> Plan:
-        """What the lanes (T, W) train on, where the clients take so many epochs one behind the other."""
+        """What the lanes (T, W) train on, where the clients take so many epochs one behind the other.
+
+        A lane that waits gets a batch like any other, so that nothing odd comes of it; what comes of it is not used.
+        """
         plans = [self.epoch(numbers, keys, epoch) for epoch in range(epochs)]
         own = np.array([max(1, self.steps(i)) for i in numbers])[lanes.who]
         time = lanes.step // own * len(plans[0].rows) + lanes.step % own
         index, who = self._here(np.stack([time, lanes.who]))
-        busy = self._here(lanes.busy)
 
         def along(parts: Sequence[Tensor]) -> Tensor:
             return (parts[0] if len(parts) == 1 else torch.cat(list(parts)))[index, who]
 
         moved = Moves(*map(along, zip(*(p.moves for p in plans), strict=True))) if plans[0].moves else ()
-        return Plan(along([p.rows for p in plans]), along([p.mask for p in plans]) * busy[..., None], moved)
+        return Plan(along([p.rows for p in plans]), along([p.mask for p in plans]), moved)
 
     def _here(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.federation.device)

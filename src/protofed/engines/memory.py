@@ -64,10 +64,10 @@ def _group_limit() -> tuple[int | None, int]:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
-        reclaimable = [line for line in (group / "memory.stat").read_text().splitlines() if line.startswith("inactive_file ")]
+        numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None, 0
-    return (None if limit == "max" else int(limit)), used - sum(int(line.split()[1]) for line in reclaimable)
+    return (None if limit == "max" else int(limit)), used - int(numbers.get("inactive_file", 0))  # files can go
 
 
 def fitting(each: int, device: torch.device, what: str, remedy: str) -> int:

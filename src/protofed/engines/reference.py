@@ -107,7 +107,8 @@ class ReferenceEngine:
             client, x = Client(*state(self._modules[name])), self.federation.train(number).x[:1]
             with torch.no_grad():
                 _, largest = memory.counted(self._models[name], client, x if len(x) else torch.zeros(1, *shape))
-            fits = memory.fitting(3 * largest, device, f"one sample in {name}", "Use a smaller model or smaller inputs.")
+            remedy = "Use a smaller model or smaller inputs."
+            fits = memory.fitting(3 * largest, device, f"one sample in {name}", remedy)
             self._together[name] = max(1, min(fits // 2, MOST[device.type]))
         return self._together[name]
 

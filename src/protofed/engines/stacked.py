@@ -5,19 +5,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from protofed import local
-from protofed.data.stacked import LazyBatches, Plan, StackedData
-from protofed.engines import Trained, memory, nobody
 from protofed.data.lanes import Lanes, natural_width, pack
+from protofed.data.stacked import LazyBatches, StackedData
+from protofed.engines import Trained, nobody
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, row_of, stack
 from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step, signature
@@ -29,7 +29,6 @@ from protofed.ops import optim, random
 from protofed.ops.trees import map_nodes, merge, under
 
 KEPT = 64  # traced and captured steps
-TRACE_AFTER = 64  # steps of one kind, from which on finding their operations once is repaid
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
 BLOCK = 2**20  # of them at a time
 PADDED = 1.15  # samples with padding to those without, in one pass on a CPU
@@ -69,6 +68,7 @@ class StackedEngine:
         self._steps: dict[Any, Any] = {}
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
+        self._draws: dict[str, dict[str, torch.Size]] = {}
         self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
 
     @property
@@ -306,10 +306,7 @@ class StackedEngine:
             if not lanes.length:
                 continue  # nobody in this group has any data
             rate = torch.tensor(self.optimizer.rate(round) if phase.lr is None else phase.lr, device=self.device)
-            plan = samples.feed(group.numbers, order, epochs, lanes)
-            own = np.array(steps)[lanes.who]
-            last = torch.from_numpy(lanes.step >= own * (epochs - 1)).to(self.device)
-            home = self._phase(method, phase, group, home, lanes, plan, last, key, down, dims, rate)
+            home = self._phase(method, phase, group, home, lanes, epochs, order, key, down, dims, rate)
         return home.client, Mean(home.loss, home.samples), home.seen
 
     def _phase(
@@ -319,8 +316,8 @@ class StackedEngine:
         group: Group,
         home: Carried,
         lanes: Lanes,
-        plan: Plan,
-        last: Tensor,
+        epochs: int,
+        order: Tensor,
         key: Tensor,
         down: Tree,
         dims: Tree,
@@ -328,44 +325,61 @@ class StackedEngine:
     ) -> Carried:
         """One phase of all clients in lanes; `home` is where they are when they are in none."""
         samples = self._samples(group.architecture)
-        who, step = torch.from_numpy(np.stack([lanes.who, lanes.step])).to(self.device)
-        keys = random.fold(key[who], step[..., None])
-        drawn = self._draw(group, keys, plan)
-        black = samples.black(group.numbers)
-        at = who[0]
+        feed = self._feed(group, lanes, epochs, order, key)
+        moves = self._moves(lanes)
+        black, at = samples.black(group.numbers), self._ids(lanes.who[0].tolist())
         client = along(at, home.client)
         moments = vmap(lambda p: optim.init(self.optimizer, p, phase.plain))(under(client.params, phase.trains))
         zero = torch.zeros(len(at), device=self.device)
         carried = Carried(client, _own(moments), zero, zero.clone(), ())
         fixed = (along(at, black), along(at, down, dims), rate)
-        every = bool(lanes.busy.all())
-        name = (group.architecture, method, phase, str(dims), every)
-        feed = (plan, keys, drawn, last)
-        core = self._core(name, method, phase, group, dims, every, carried, self._now(samples, feed, 0, fixed), fixed)
-        carried = carried._replace(seen=tree_map(torch.clone, self._seen[name, signature(carried.client)]))
+        step, carried = self._step(method, phase, group, samples, carried, feed, fixed, dims)
         home = home._replace(seen=tree_map(lambda t: t.new_zeros(len(key), *t.shape[1:]), carried.seen))
-        runner = self._capture(name, core, samples, carried, feed, fixed)
-        if runner is not None:
-            carried, fixed = runner.carried, tuple(runner.fixed)
-        for now in range(lanes.length + 1):
-            if now and now in lanes.changes:
-                change = lanes.changes[now]
-                gone = [(lane, c) for lane, c in zip(change.lanes, change.leave, strict=True) if c >= 0]
-                come = [(lane, c) for lane, c in zip(change.lanes, change.enter, strict=True) if c >= 0]
-                if gone:
-                    self._leave(carried, home, *self._pairs(gone))
-                if come:
-                    self._enter(carried, home, fixed, (black, down), dims, *self._pairs(come))
-            if now < lanes.length:
-                if runner is not None:
-                    runner()
-                else:
-                    carried = core(carried, self._now(samples, feed, now, fixed), *fixed[1:])
+        if isinstance(step, Replay):
+            carried, _, _, fixed = step.inputs
+        for now in range(lanes.length):
+            if now in moves:
+                self._leave(carried, home, *moves[now][:2])
+                self._enter(carried, home, fixed, (black, down), dims, *moves[now][::2])
+            if isinstance(step, Replay):
+                step()
+            else:
+                step(carried, self._now(samples, feed, now, fixed), *fixed[1:])
+        self._leave(carried, home, *moves[lanes.length][:2])
         return home
 
-    def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        lanes, clients = self._ids([lane for lane, _ in pairs]), self._ids([client for _, client in pairs])
-        return lanes, clients
+    def _feed(self, group: Group, lanes: Lanes, epochs: int, order: Tensor, key: Tensor) -> Tree:
+        """What the lanes get at every time (T, W, ...): samples, keys, dropouts, whether busy and in the last epoch."""
+        samples = self._samples(group.architecture)
+        plan = samples.feed(group.numbers, order, epochs, lanes)
+        own = np.array([samples.steps(i) for i in group.numbers])[lanes.who]
+        last = lanes.step >= own * (epochs - 1)
+        who, step, busy, last = torch.from_numpy(np.stack([lanes.who, lanes.step, lanes.busy, last])).to(self.device)
+        keys = random.fold(key[who], step[..., None])
+        return plan, keys, self._draw(group, keys), busy.bool(), last.bool()
+
+    def _draw(self, group: Group, keys: Tensor) -> dict[str, Tensor]:
+        """What dropouts keep in all steps (T, W, B, ...), unless that is too much to hold."""
+        model = self._model(group)
+        with self._lock:
+            if group.architecture not in self._draws:
+                shape = self.federation.shape(group.numbers[0])
+                self._draws[group.architecture] = model.draws(self.federation.batch_size, shape)
+            draws = self._draws[group.architecture]
+        each = sum(s.numel() for s in draws.values()) * keys.shape[1]
+        if not each or each * len(keys) > DRAWN:
+            return {}
+        blocks = [model.draw(k, draws) for k in keys.split(max(1, BLOCK // each))]
+        return {name: torch.cat([block[name] for block in blocks]) for name in draws}
+
+    def _moves(self, lanes: Lanes) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+        """For every change its lanes, who leaves and who enters, in one transfer to the device."""
+        parts = [(when, part) for when, change in lanes.changes.items() for part in change]
+        whole = self._ids([number for _, part in parts for number in part])
+        found: dict[int, list[Tensor]] = {}
+        for (when, _), piece in zip(parts, whole.split([len(part) for _, part in parts]), strict=True):
+            found.setdefault(when, []).append(piece)
+        return {when: (lane, leave, enter) for when, (lane, leave, enter) in found.items()}
 
     @staticmethod
     def _leave(carried: Carried, home: Carried, lanes: Tensor, clients: Tensor) -> None:
@@ -387,75 +401,69 @@ class StackedEngine:
 
     def _now(self, samples: StackedData, feed: Tree, time: int | Tensor, fixed: Tree) -> Now:
         """What the lanes get at a time."""
-        pick_time = (lambda t: t[time]) if isinstance(time, int) else (lambda t: t.index_select(0, time)[0])
-        plan, keys, drawn, last = tree_map(pick_time, feed)
-        return Now(samples.batch(plan, fixed[0]), keys, drawn, last)
+        take = (lambda t: t[time]) if isinstance(time, int) else (lambda t: t.index_select(0, time)[0])
+        plan, keys, drawn, busy, last = tree_map(take, feed)
+        return Now(samples.batch(plan, fixed[0]), keys, drawn, busy, last)
 
-    def _draw(self, group: Group, keys: Tensor, plan: Plan) -> dict[str, Tensor]:
-        """What dropouts keep in all steps (T, W, B, ...), unless that is too much to hold."""
-        model = self._model(group)
-        shape = self.federation.shape(group.numbers[0])
-        draws = model.draws(plan.rows.shape[2], shape) if model.dropouts else {}
-        each = sum(s.numel() for s in draws.values()) * keys.shape[1]
-        if not each or each * len(keys) > DRAWN:
-            return {}
-        blocks = [model.draw(k, draws) for k in keys.split(max(1, BLOCK // each))]
-        return {name: torch.cat([block[name] for block in blocks]) for name in draws}
-
-    def _core(
+    def _step(
         self,
-        name: Any,
         method: Method,
         phase: Phase,
         group: Group,
-        dims: Tree,
-        every: bool,
+        samples: StackedData,
         carried: Carried,
-        now: Now,
+        feed: Tree,
         fixed: Tree,
-    ) -> Callable[..., Carried]:
-        """A step of this kind: as it is at first, as a list of operations once it has come often, or compiled."""
-        fused = self.compiled
+        dims: Tree,
+    ) -> tuple[Any, Carried]:
+        """A step of this kind, as fast as it is worth, and what it carries, with room for what is seen."""
         plain = lanes_step(
-            method, phase, self._model(group, fused), self.optimizer, dims, every, self.reference.rounding
+            method, phase, self._model(group, self.compiled), self.optimizer, dims, self.reference.rounding
         )
-        inputs = (carried, now, *fixed[1:])
+        name = (group.architecture, method, phase, str(dims), signature((carried, fixed)))
+        now = self._now(samples, feed, 0, fixed)
         with self._lock:
-            known = (name, signature(carried.client))
-            if known not in self._seen:
-                self._seen[known] = tree_map(torch.zeros_like, plain(*inputs).seen)
-            inputs = (carried._replace(seen=self._seen[known]), *inputs[1:])
-            if self.device.type == "cuda" and not self.compiled:
-                return plain
-            form = (name, signature(inputs))
-            if form not in self._steps and len(self._steps) < KEPT:
-                self._taken[form] = self._taken.get(form, 0) + 1
-                if self.compiled or self._taken[form] > 1:
-                    self._steps[form] = Traced(plain, inputs, self.compiled)
-            made: Callable[..., Carried] = self._steps.get(form, plain)
-            return made
+            if name not in self._seen:
+                self._seen[name] = tree_map(torch.zeros_like, plain(_own(carried), now, *fixed[1:]))
+            carried = carried._replace(seen=tree_map(torch.clone, self._seen[name]))
+            form = (name, signature(now))
+            self._taken[form] = self._taken.get(form, 0) + 1
+            often = self._taken[form] > 1
+            core: Any = plain
+            if self.compiled or (often and self.device.type == "cpu"):
+                core = self._remember(form, lambda: Traced(plain, (carried, now, *fixed[1:]), self.compiled)) or plain
+            if not often or self.device.type == "cpu":
+                return core, carried
+            return self._captured(form, core, samples, carried, feed, fixed) or core, carried
 
-    def _capture(
-        self, name: Any, core: Callable[..., Carried], samples: StackedData, carried: Carried, feed: Tree, fixed: Tree
+    def _remember(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What was made under this name, made now if there is room."""
+        if name not in self._steps and len(self._steps) < KEPT:
+            self._steps[name] = make()
+        return self._steps.get(name)
+
+    def _captured(
+        self, name: Any, core: Any, samples: StackedData, carried: Carried, feed: Tree, fixed: Tree
     ) -> Replay | None:
-        """On a GPU: the step captured, from the second time that it comes."""
-        if self.device.type != "cuda":
-            return None
-        form = ("captured", name, signature((carried, tree_map(lambda t: t[0], feed), fixed)))
+        """The step with its share of the feed captured, time counting up by itself."""
         length = len(feed[1])
-        self._taken[form] = self._taken.get(form, 0) + 1
-        replay = self._steps.get(form)
-        if self._taken[form] == 1 or (replay is None and len(self._steps) >= KEPT):
-            return None
-        if replay is None or len(replay.feed[1]) < length:
-            longer = -(-length * 5 // 4)
-            room = tree_map(lambda t: torch.cat([t, t.new_zeros(longer - length, *t.shape[1:])]), feed)
+        name = ("captured", name)
+        time = torch.zeros(1, dtype=torch.int64, device=self.device)
+        if name in self._steps and len(tree_leaves(self._steps[name].inputs[1])[0]) < length:
+            del self._steps[name]  # it has no room for so many steps
+        room = -(-length * 5 // 4)
 
-            def step(carried: Carried, feed: Tree, time: Tensor, *fixed: Tree) -> Carried:
-                return core(carried, self._now(samples, feed, time, fixed), *fixed[1:])
+        def step(carried: Carried, feed: Tree, time: Tensor, fixed: Tree) -> None:
+            core(carried, self._now(samples, feed, time, fixed), *fixed[1:])
+            time.add_(1)
 
-            replay = self._steps[form] = Replay(step, carried, room, fixed)
-        replay.begin(carried, feed, fixed)
+        def make() -> Replay:
+            long = tree_map(lambda t: torch.cat([t, t.new_zeros(room - length, *t.shape[1:])]), feed)
+            return Replay(step, (carried, long, time, fixed))
+
+        replay: Replay | None = self._remember(name, make)
+        if replay is not None:
+            replay.load(carried, feed, time, fixed)
         return replay
 
     # evaluation

@@ -40,8 +40,8 @@ def _axes(tree: Tree, dims: Tree) -> list[int | None]:
 def along(index: Tensor, tree: Tree, dims: Tree = 0) -> Tree:
     """The rows of these clients, of whatever has an axis of clients."""
     leaves, form = tree_flatten(tree)
-    axes = _axes(tree, dims)
-    return tree_unflatten([t if d is None else t.index_select(0, index) for t, d in zip(leaves, axes, strict=True)], form)
+    rows = [t if d is None else t.index_select(0, index) for t, d in zip(leaves, _axes(tree, dims), strict=True)]
+    return tree_unflatten(rows, form)
 
 
 def put(tree: Tree, index: Tensor, rows: Tree, dims: Tree = 0) -> None:

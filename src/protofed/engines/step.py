@@ -11,9 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from protofed import local
-from protofed.method import Client, Method, Params, Phase, Tree
+from protofed.method import Batch, Client, Method, Params, Phase, Tree
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim
+from protofed.ops.trees import under
 
 WARM = 3  # runs before capturing, in which libraries choose their kernels
 
@@ -36,6 +37,7 @@ class Now(NamedTuple):
     batch: Tree  # (W, B, ...)
     key: Tensor  # (W, 2)
     drawn: Params  # what dropouts keep, where that was drawn before
+    busy: Tensor  # (W,) whether there is a step to take
     last: Tensor  # (W,) whether it belongs to the client's last epoch
 
 
@@ -45,30 +47,29 @@ def lanes_step(
     model: FunctionalModel,
     optimizer: optim.Optimizer,
     dims: Tree,
-    every: bool,
     rounding: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Step:
-    """step(carried, now, down, rate) -> carried; `every` says that all lanes have a step to take at all times."""
+    """step(carried, now, down, rate): one step in place; returns what was seen in it."""
 
-    def one(carried: Carried, now: Now, down: Tree, rate: Tensor) -> Carried:
-        client, moments, loss, samples, seen = carried
-        batch, key, drawn, last = now
-        made = local.train_step(method, model, optimizer, phase, client, moments, batch, down, key, rate, drawn)
-        size = batch.mask.sum()
-        active = size > 0
-        now_seen = tree_map(lambda t: torch.where(active & last, t, torch.zeros_like(t)), made.seen)
-        seen = now_seen if seen == () else tree_map(torch.add, seen, now_seen)
-        if every:
-            return Carried(made.client, made.moments, loss + made.loss * size, samples + size, seen)
-        client, moments = tree_map(  # a lane without a step to take stays as it is
-            lambda new, old: torch.where(active, new, old), (made.client, made.moments), (client, moments)
-        )
-        return Carried(client, moments, loss + torch.where(active, made.loss, 0) * size, samples + size, seen)
+    def one(client: Client, batch: Batch, down: Tree, key: Tensor, drawn: Params) -> local.Slopes:
+        return local.slopes(method, model, phase, client, batch, down, key, drawn, stacked=True)
 
-    def step(carried: Carried, now: Now, down: Tree, rate: Tensor) -> Carried:
+    def step(carried: Carried, now: Now, down: Tree, rate: Tensor) -> Tree:
+        client, busy = carried.client, now.busy
         with rounding():
-            made: Carried = vmap(one, in_dims=(0, 0, dims, None))(carried, now, down, rate)
-        return made
+            mapped = vmap(one, in_dims=(0, 0, dims, 0, 0))
+            grads, loss, seen, buffers = mapped(client, now.batch, down, now.key, now.drawn)
+        trained = under(client.params, phase.trains)
+        optim.update_(optimizer, trained, grads, carried.moments, torch.where(busy, rate, 0), phase.plain)
+        for name, old in client.buffers.items():
+            old.copy_(torch.where(busy.reshape(-1, *[1] * (old.ndim - 1)), buffers[name], old))
+        size = torch.where(busy, now.batch.mask.sum(1), 0)
+        carried.loss.add_(torch.where(busy, loss * size, 0))
+        carried.samples.add_(size)
+        counted = tree_map(lambda t: torch.where((busy & now.last).reshape(-1, *[1] * (t.ndim - 1)), t, 0), seen)
+        for total, new in zip(tree_leaves(carried.seen), tree_leaves(counted), strict=False):
+            total.add_(new)
+        return counted
 
     return step
 
@@ -84,59 +85,63 @@ class Traced:
 
     def __init__(self, step: Step, inputs: Sequence[Tree], compiled: bool) -> None:
         leaves, form = tree_flatten(tuple(inputs))
-        found: list[Any] = []
 
         def flat(*leaves: Tensor) -> list[Tensor]:
-            made, made_form = tree_flatten(step(*tree_unflatten(list(leaves), form)))
-            found.append(made_form)
-            return made
+            step(*tree_unflatten(list(leaves), form))
+            return []
 
-        traced = make_fx(flat)(*leaves)
-        traced.graph.eliminate_dead_code()
+        traced = make_fx(flat)(*[t.clone() for t in leaves])
+        traced.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
         traced.recompile()
-        self.form, self.run = found[0], traced
+        self.run = traced
         if compiled:
             for node in traced.graph.nodes:
                 node.meta.clear()  # what tracing noted there is in the compiler's way
             self.run = torch._inductor.compile(traced, leaves)
 
     @torch.no_grad()
-    def __call__(self, *inputs: Tree) -> Tree:
-        return tree_unflatten(self.run(*tree_leaves(inputs)), self.form)
+    def __call__(self, *inputs: Tree) -> None:
+        self.run(*tree_leaves(inputs))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether an operation changes one of its inputs."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 class Replay:
-    """A step on a GPU captured once and replayed: launching it costs one call instead of hundreds.
+    """Work on a GPU captured once and replayed: launching it costs one call instead of hundreds.
 
-    It has memory of its own for all it takes: step(carried, feed, time, *fixed) -> carried, of which `time` counts up.
+    It has memory of its own for all that it takes, which the work may change, and for what it returns.
     """
 
-    def __init__(self, step: Step, carried: Tree, feed: Tree, fixed: Sequence[Tree]) -> None:
+    def __init__(self, work: Callable[..., Tree], inputs: Sequence[Tree]) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        own = lambda tree: tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)  # noqa: E731
         with torch.cuda.stream(stream):
-            self.carried, self.feed, self.fixed = own(carried), own(feed), own(list(fixed))
-            self.time = torch.zeros(1, dtype=torch.int64, device=tree_leaves(feed)[0].device)
+            self.inputs = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tuple(inputs))
             for _ in range(WARM):
-                step(self.carried, self.feed, self.time, *self.fixed)
+                work(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            after = step(self.carried, self.feed, self.time, *self.fixed)
-            for kept, new in zip(tree_leaves(self.carried), tree_leaves(after), strict=True):
-                kept.copy_(new)
-            self.time += 1
+            self.outputs = work(*self.inputs)
 
-    def begin(self, carried: Tree, feed: Tree, fixed: Sequence[Tree]) -> None:
-        """From time 0 on, with these."""
-        self.time.zero_()
-        torch._foreach_copy_(tree_leaves(self.carried), tree_leaves(carried))
-        for mine, given in zip(tree_leaves(self.feed), tree_leaves(feed), strict=True):
-            mine[: len(given)].copy_(given)
-        kept = tree_leaves(self.fixed)
-        if kept:
-            torch._foreach_copy_(kept, tree_leaves(list(fixed)))
+    def load(self, *inputs: Tree) -> None:
+        """Take these; those that are shorter than what there is room for fill its beginning."""
+        mine, given = tree_leaves(self.inputs), tree_leaves(inputs)
+        same = [(m, g) for m, g in zip(mine, given, strict=True) if m.shape == g.shape]
+        if same:
+            torch._foreach_copy_([m for m, _ in same], [g for _, g in same])
+        for room, short in zip(mine, given, strict=True):
+            if room.shape != short.shape:
+                room[: len(short)].copy_(short)
 
     def __call__(self) -> None:
         self.graph.replay()
+
+    def result(self, *inputs: Tree) -> Tree:
+        """What the work returns for these."""
+        self.load(*inputs)
+        self.graph.replay()
+        return tree_map(torch.clone, self.outputs)

@@ -37,7 +37,7 @@ class FunctionalModel:
     """
 
     def __init__(self, module: nn.Module, *, padded: bool = False, plain: bool = False, fused: bool = False) -> None:
-        """`padded`: batches may have padding; `plain`, `fused`: no max-pooling of torch's in evaluation, in training."""
+        """`padded`: batches may have padding; `plain`, `fused`: max-pooling of our own in evaluation, in training."""
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
         if plain:

@@ -66,6 +66,41 @@ def update(
     return {name: p - lr * grads[name] for name, p in params.items()}, state
 
 
+def update_(optim: Optimizer, params: Params, grads: Params, state: Moments, lr: Tensor, plain: bool = False) -> None:
+    """The same step of W lanes (W, ...) at once and in place, each at its own rate (W,); a lane at rate 0 stays."""
+    weights, slopes = list(params.values()), [grads[name] for name in params]
+    if optim.clip > 0:
+        norm = torch.stack([(g * g).reshape(len(g), -1).sum(1) for g in slopes]).sum(0).sqrt()
+        scale = (optim.clip / (norm + 1e-6)).clamp(max=1)
+        slopes = [g * _wide(scale, g) for g in slopes]
+    if optim.weight_decay > 0 and not plain:
+        slopes = list(torch._foreach_add(slopes, weights, alpha=optim.weight_decay))
+    if optim.name == "adam" and not plain:
+        first, second = list(state.first.values()), list(state.second.values())
+        state.step.add_(1)
+        torch._foreach_mul_(first, 0.9)
+        torch._foreach_add_(first, slopes, alpha=0.1)
+        torch._foreach_mul_(second, 0.999)
+        torch._foreach_addcmul_(second, slopes, slopes, value=0.001)
+        first_scale, second_scale = 1 - 0.9**state.step, 1 - 0.999**state.step
+        slopes = [
+            (m / _wide(first_scale, m)) / ((v / _wide(second_scale, v)).sqrt() + 1e-8)
+            for m, v in zip(first, second, strict=True)
+        ]
+    elif optim.momentum > 0 and not plain:
+        first = list(state.first.values())
+        torch._foreach_mul_(first, optim.momentum)
+        torch._foreach_add_(first, slopes)
+        slopes = first
+    for weight, slope in zip(weights, slopes, strict=True):
+        weight.addcmul_(slope, _wide(lr, weight), value=-1)
+
+
+def _wide(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number a lane (W,), shaped to multiply (W, ...)."""
+    return numbers.reshape(-1, *[1] * (like.ndim - 1))
+
+
 def _adam(params: Params, grads: Params, state: Moments, lr: float | Tensor) -> tuple[Params, Moments]:
     step = state.step + 1
     first = {name: 0.9 * state.first[name] + 0.1 * g for name, g in grads.items()}
