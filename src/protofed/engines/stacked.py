@@ -1,7 +1,7 @@
 """The stacked engine: clients of one architecture trained at once, by the same functions as one after another."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -60,11 +60,11 @@ class StackedEngine:
         self._replays: dict[Any, Replay | None] = {}
 
     @property
-    def clients(self) -> dict[int, Client]:
+    def clients(self) -> MutableMapping[int, Client]:
         return self.reference.clients
 
     @clients.setter
-    def clients(self, clients: dict[int, Client]) -> None:
+    def clients(self, clients: MutableMapping[int, Client]) -> None:
         self.reference.clients = clients
 
     def specs(self) -> list[Spec]:
