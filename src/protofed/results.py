@@ -139,7 +139,6 @@ def finish(
     wide: dict[int, Tally] = {}  # personal models on all test samples
     has_global = method.global_client(state.server) is not None
     totals = dict(state.totals)
-    engine.clients = state.clients
     for some in _chunks(everyone):
         if method.last_phases() and not totals["finished"]:
             state.clients.begin(state.round)  # nothing of this is saved before the end: a run that is stopped redoes it

@@ -31,6 +31,7 @@ from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
+SPILLED = 2**30  # bytes of client states written for want of memory, after which a checkpoint is due all the same
 SMALL = 200_000  # parameters, up to which stacking clients pays on a CPU
 LARGE = 1_000_000  # parameters, from which on one step keeps several threads busy
 
@@ -220,6 +221,7 @@ def _rounds(
             started = time.perf_counter()
             state.clients.begin(round + 1)
             cohort = draw_cohort(experiment, round)
+            state.clients.fetch(cohort)
             trained = engine.train(method, state.server, cohort, round)
             refuse_nan(folder, state, trained, cohort, f"in round {round + 1}")
             server = combine(experiment, state.server, trained, cohort)
@@ -245,7 +247,8 @@ def _rounds(
             if stop.is_set():
                 raise KeyboardInterrupt
             pause = max(checkpoint_seconds, 10 * save_seconds) if checkpoint_seconds else 0.0
-            if time.monotonic() - saved_at >= pause or state.round == experiment.rounds:
+            due = time.monotonic() - saved_at >= pause or state.clients.spilled > SPILLED
+            if due or state.round == experiment.rounds:
                 save_seconds = -time.monotonic()
                 folder.save(state)
                 saved_at = time.monotonic()

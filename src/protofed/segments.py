@@ -75,7 +75,12 @@ class Segments:
                     yield place, record
 
     def size(self, number: int) -> int:
-        return self.sealed[number].bytes if number in self.sealed else self._open.end if self._open else 0
+        return self.sealed[number].bytes if number in self.sealed else self.written
+
+    @property
+    def written(self) -> int:
+        """Bytes of the open segment."""
+        return self._open.end if self._open else 0
 
     def seal(self) -> None:
         """What was written is on the disk under its own name, and stays as it is."""

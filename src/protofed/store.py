@@ -124,7 +124,7 @@ class ClientStore(MutableMapping[int, Client]):
             self._dirty.add(number)
 
     def save(self, round: int) -> None:
-        """All states up to this round are on disk, in sealed segments, of which no more is dead than alive."""
+        """All states up to this round are on disk, in sealed segments, most of whose bytes are in use."""
         if self._put.round <= round:
             self.begin(self._put.round)
         for number in sorted(self._dirty):
@@ -148,6 +148,11 @@ class ClientStore(MutableMapping[int, Client]):
         old = {place: number for number, place in self.index.items() if place.segment in self.segments.sealed}
         for place, record in self.segments.read(old):
             self.index[old[place]] = self.segments.append(record)
+
+    @property
+    def spilled(self) -> int:
+        """Bytes written since the last save."""
+        return self.segments.written
 
     def close(self) -> None:
         """Throw away what was written since the last save."""
