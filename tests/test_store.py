@@ -1,6 +1,7 @@
 """Client states on disk: the same bits come back, memory and disk stay bounded, and nothing that was saved is lost."""
 
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from protofed import UserError, run, store
+from protofed.engines.stacked import StackedEngine
 from protofed.engines.wire import encode
 from protofed.folder import RunFolder, State
 from protofed.method import Client, Each, Mean
@@ -22,7 +24,7 @@ from protofed.report import pictures
 from protofed.results import Watch, spaced
 from protofed.run import Interrupted
 from protofed.store import ClientStore
-from test_run import final_state, small, wait_for
+from test_run import StopAfter, final_state, small, wait_for
 
 
 def client(number: int, version: int = 0, size: int = 100) -> Client:
@@ -306,7 +308,7 @@ def test_what_no_checkpoint_knows_is_removed_and_never_used() -> None:
 
 
 def test_outdated_records_are_left_behind_and_none_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each round changes some clients of every segment, so that no segment is ever wholly outdated by itself."""
+    """Each round brings a client that never changes again, so that no segment is ever wholly outdated by itself."""
     monkeypatch.setattr(store, "WASTE", 20_000)
     folder, state = opened(limit=3_000)
     expected = {number: client(number) for number in range(60)}
@@ -315,15 +317,35 @@ def test_outdated_records_are_left_behind_and_none_that_counts(monkeypatch: pyte
     once = on_disk()
     most = 0
     for round in range(1, 80):
-        cohort = {number: client(number, round) for number in range(round % 7, 60, 7)}
+        often = range(round % 3, 60, 3)
+        cohort = {number: client(number, round) for number in (*often, 60 + round)}
         expected |= cohort
         state = played(state, cohort)
         folder.save(state)
         most = max(most, on_disk())
     same(state.clients, expected)
     same(restored().clients, expected)
-    assert sum(len(bits(client(number, 1))) for number in range(0, 60, 7)) * 79 > 8 * once  # what was written in all
-    assert most < 5 * once
+    assert most < 10 * once  # 28 times as much was written, and 2.3 times as much is in use
+
+
+def test_what_an_interrupted_write_left_behind_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = store.Segments(Path("here"))
+    segments.append(b"a" * 10)
+    pwrite = os.pwrite
+
+    def interrupted(handle: int, content: Any, offset: int) -> int:
+        pwrite(handle, content, offset)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "pwrite", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        segments.append(b"b" * 100)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    place = segments.append(b"c" * 5)
+    segments.seal()
+    content = segments.file(place.segment).read_bytes()
+    assert content == b"a" * 10 + b"c" * 5
+    assert segments.sealed[place.segment] == (15, hashlib.sha256(content).hexdigest())
 
 
 def test_very_many_segments_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,11 +451,26 @@ class StopMeasuring(Watch):
         raise KeyboardInterrupt
 
 
-def test_stopped_while_every_client_is_tuned_and_resumed_equals_never_stopped() -> None:
+@pytest.mark.parametrize("how", ["ctrl-c", "nan"])
+def test_stopped_while_every_client_is_tuned_and_resumed_equals_never_stopped(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = small("method=fedbabu", "model=cnn_digits", "clients=12", "partition.shots=3", "method.tune_epochs=1")
     run(plan, "whole")
-    with pytest.raises(Interrupted, match="measuring"):
-        run(plan, "cut", watch=StopMeasuring(), client_bytes=0)
+    with monkeypatch.context() as patched:
+        if how == "nan":
+            finish = StackedEngine.finish
+
+            def nan(self: Any, method: Any, server: Any, cohort: Any, round: int) -> Any:
+                trained = finish(self, method, server, cohort, round)
+                return trained._replace(finite=trained.finite & (cohort[0] < 10))  # the first ten are tuned
+
+            patched.setattr(StackedEngine, "finish", nan)
+        expected = (
+            (UserError, "after the last round. The state after round 3") if how == "nan" else (Interrupted, "measuring")
+        )
+        with pytest.raises(expected[0], match=expected[1]):
+            run(plan, "cut", watch=StopMeasuring() if how == "ctrl-c" else None, client_bytes=0)
     assert not list(Path("cut").rglob(".*.partial"))
     state, _ = RunFolder(Path("cut")).restore()
     assert state is not None
@@ -478,7 +515,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
 def test_checkpoints_of_an_older_protofed_are_refused_in_one_line() -> None:
     plan = small()
     with pytest.raises(Interrupted):
-        run(plan, "out", watch=_Stop())
+        run(plan, "out", watch=StopAfter(1))
     for checkpoint in RunFolder(Path("out")).checkpoints():
         (checkpoint / "state.json").write_text('{"round": 1, "totals": {}, "sha256": {"clients.safetensors": ""}}')
     toml = Path("out/experiment.toml")
@@ -489,19 +526,15 @@ def test_checkpoints_of_an_older_protofed_are_refused_in_one_line() -> None:
     assert before == {path: path.read_bytes() for path in Path("out/checkpoints").rglob("*") if path.is_file()}
 
 
-class _Stop(Watch):
-    def round(self, line: dict[str, Any]) -> None:
-        raise KeyboardInterrupt
-
-
-def test_a_damaged_checkpoint_does_not_push_out_the_one_that_is_gone_on_from() -> None:
+def test_checkpoints_that_are_all_damaged_do_not_push_out_the_new_ones() -> None:
     plan = small("rounds=4")
     with pytest.raises(Interrupted):
-        run(plan, "out", watch=_Stop(), checkpoint_seconds=0)
+        run(plan, "out", watch=StopAfter(3), checkpoint_seconds=0)
     folder = RunFolder(Path("out"))
-    (folder.checkpoints()[0] / "state.json").write_text("{")
+    for checkpoint in folder.checkpoints():
+        (checkpoint / "state.json").write_text("{")
     with pytest.raises(Interrupted):
-        run(plan, "out", resume=True, watch=_Stop())
+        run(plan, "out", resume=True, watch=StopAfter(1))
     assert [path.name for path in folder.checkpoints()] == ["round-000001", "round-000000"]
     assert not folder.restore()[1]
 
