@@ -21,7 +21,9 @@ MAY = {
     "local": {"errors", "method", "ops", "models"},
     "engines": {"errors", "method", "metrics", "ops", "models", "data", "local", "engines"},
     "experiment": {"errors", "schema", "method", "methods", "models", "data", "ops"},
-    "folder": {"errors", "atomic", "method", "engines", "experiment"},
+    "segments": {"atomic"},
+    "store": {"errors", "method", "engines", "segments"},
+    "folder": {"errors", "atomic", "method", "engines", "experiment", "segments", "store"},
 }
 ONLY_IN = {"datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": set(), "flwr": set()}
 

@@ -236,7 +236,17 @@ def test_describe_is_plain_numbers() -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("clients", "classes", "domains"),
-    [(1, 1, 0), (2, 2, 0), (5, 4, 4), (20, 10, 0), (60, 60, 0), (100, 10, 3), (3, 200, 0), (1000, 200, 2)],
+    [
+        (1, 1, 0),
+        (2, 2, 0),
+        (5, 4, 4),
+        (20, 10, 0),
+        (60, 60, 0),
+        (100, 10, 3),
+        (3, 200, 0),
+        (1000, 200, 2),
+        (10000, 10, 2),
+    ],
 )
 def test_pictures_of_any_size(tmp_path: Path, clients: int, classes: int, domains: int) -> None:
     counts = np.random.default_rng(0).integers(0, 40, (clients, classes)) ** 2
@@ -250,6 +260,15 @@ def test_pictures_of_any_size(tmp_path: Path, clients: int, classes: int, domain
     assert 200 < width < 3000
     assert 150 < height < 3000
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_very_many_clients_some_of_every_domain_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(bubbles, "_stripe", lambda axes, domains: shown.extend(domains))
+    of = ["a", "b", "c", "d", "e"] * 2000  # dealt in turn, so that every tenth client has the first domain
+    bubbles.draw(np.ones((10_000, 3), dtype=int), ["x", "y", "z"], "", tmp_path / "partition.png", of)
+    assert set(shown) == set(of)
+    assert 500 < len(shown) <= bubbles.MOST_SHOWN
 
 
 @pytest.mark.filterwarnings("error")

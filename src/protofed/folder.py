@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from protofed.atomic import sync_folder, write_atomically, write_synced
 from protofed.engines.wire import decode, encode
 from protofed.errors import UserError
 from protofed.experiment import Experiment
-from protofed.method import Client, Tree
+from protofed.method import Tree
+from protofed.segments import FILES, Place, Seal, number_of
+from protofed.store import ClientStore
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
+CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
 
 
 class State(NamedTuple):
@@ -24,7 +29,7 @@ class State(NamedTuple):
 
     round: int  # rounds done
     server: Tree
-    clients: dict[int, Client]
+    clients: ClientStore
     totals: dict[str, Any]  # what is added up over the run
 
 
@@ -57,7 +62,8 @@ class RunFolder:
             what = "a finished run" if self.finished else "an unfinished run"
             remedy = "Name another folder with --out" + ("" if self.finished else ", or continue it with --resume")
             raise UserError(f"--out {self.path} already holds {what}. {remedy}.")
-        changed = differences(self.experiment_dict(), tomllib.loads(experiment.to_toml()))
+        before = Experiment.from_dict(self.experiment_dict())  # a key that came since has its default
+        changed = differences(tomllib.loads(before.to_toml()), tomllib.loads(experiment.to_toml()))
         if changed:
             raise UserError(
                 f"{self.path} was started with another experiment: {'; '.join(changed)} (there -> now). "
@@ -113,19 +119,32 @@ class RunFolder:
 
     # checkpoints
 
+    @property
+    def _saved(self) -> Path:
+        return self.file("checkpoints")
+
+    def store(self, device: torch.device | str = "cpu", limit: int | None = None) -> ClientStore:
+        """Client states of a run in which nobody has taken part."""
+        return ClientStore(self._saved / CLIENTS, device, limit)
+
     def save(self, state: State) -> None:
-        """Write a checkpoint beside the last one, then let it count by one rename."""
+        """Write what changed as one segment and a checkpoint beside the last one, then let it count by one rename."""
+        clients = state.clients
+        clients.save(state.round)
+        places = [[number, *place] for number, place in sorted(clients.index.items())]
         parts = {
-            "server.safetensors": encode(state.server),
-            "clients.safetensors": encode({str(number): client for number, client in state.clients.items()}),
+            "server.safetensors": encode(state.server, whole=True),
+            "index.safetensors": encode({"places": torch.tensor(places, dtype=torch.int64).reshape(-1, 4)}),
         }
+        files = {name: Seal(len(part), hashlib.sha256(part).hexdigest()) for name, part in parts.items()}
         about = {
             "round": state.round,
             "totals": state.totals,
-            "sha256": {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()},
+            "files": {name: seal._asdict() for name, seal in files.items()},
+            "segments": {number: seal._asdict() for number, seal in clients.segments.sealed.items()},
         }
-        parts["state.json"] = (json.dumps(about, indent=2, allow_nan=False) + "\n").encode()
-        target = self._checkpoint(state.round)
+        parts["state.json"] = (json.dumps(about, allow_nan=False) + "\n").encode()
+        target = self._saved / f"round-{state.round:06d}"
         scratch = target.with_name(f".{target.name}.partial")
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
@@ -140,39 +159,62 @@ class RunFolder:
         sync_folder(target.parent)
         for old in self.checkpoints()[KEPT:]:
             shutil.rmtree(old)
+        self._sweep()
 
     def checkpoints(self) -> list[Path]:
         """Whole checkpoints, the newest first."""
-        folder = self.file("checkpoints")
-        found = [p for p in folder.glob("round-*") if p.is_dir()] if folder.is_dir() else []
+        found = [p for p in self._saved.glob("round-*") if p.is_dir()] if self._saved.is_dir() else []
         return sorted(found, key=lambda p: int(p.name.removeprefix("round-")), reverse=True)
 
-    def restore(self) -> tuple[State | None, list[str]]:
+    def go_back(self, state: State | None) -> None:
+        """Remove what is of no use when going on from here: later checkpoints, which are damaged, and loose ends."""
+        for folder in self.checkpoints():
+            if state is None or int(folder.name.removeprefix("round-")) > state.round:
+                shutil.rmtree(folder)
+        for scratch in self._saved.glob(".*.partial"):
+            shutil.rmtree(scratch)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the segments that no checkpoint refers to, and any that was not written to its end."""
+        used: set[int] = set()
+        for folder in self.checkpoints():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                used |= {int(number) for number in _about(folder)["segments"]}
+        for path in (self._saved / CLIENTS).glob(FILES):
+            if number_of(path) not in used:
+                path.unlink()
+        for scratch in (self._saved / CLIENTS).glob(".*.partial"):
+            scratch.unlink()
+
+    def restore(self, device: torch.device | str = "cpu", limit: int | None = None) -> tuple[State | None, list[str]]:
         """The newest checkpoint that is whole, and a remark for each that is not."""
         remarks: list[str] = []
         for folder in self.checkpoints():
             try:
-                return self._read(folder), remarks
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                return self._read(folder, device, limit), remarks
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 remarks.append(
                     f"checkpoint {folder.name} is damaged ({error}); going back to the one before it, if any"
                 )
         return None, remarks
 
-    def _read(self, folder: Path) -> State:
-        about = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        parts = {}
-        for name, digest in about["sha256"].items():
-            parts[name] = (folder / name).read_bytes()
-            if hashlib.sha256(parts[name]).hexdigest() != digest:
-                raise ValueError(f"{name} is not what was written")
-        clients = decode(parts["clients.safetensors"])
-        return State(
-            about["round"],
-            decode(parts["server.safetensors"]),
-            {int(number): client for number, client in clients.items()},
-            about["totals"],
-        )
+    def _read(self, folder: Path, device: torch.device | str, limit: int | None) -> State:
+        about = _about(folder)
+        if "sha256" in about:
+            raise UserError(
+                f"{self.path} was written by an older protofed, whose checkpoints are not read any more. "
+                "Start anew with another --out."
+            )
+        sealed = {int(number): Seal(**seal) for number, seal in about["segments"].items()}
+        for name, seal in about["files"].items():
+            _verify(folder / name, Seal(**seal))
+        clients = ClientStore(self._saved / CLIENTS, device, limit, sealed=sealed)
+        for number, seal in sealed.items():
+            _verify(clients.segments.file(number), seal)
+        places = decode((folder / "index.safetensors").read_bytes())["places"].tolist()
+        clients.index = {number: Place(*place) for number, *place in places}
+        return State(about["round"], decode((folder / "server.safetensors").read_bytes()), clients, about["totals"])
 
     def cut(self, round: int) -> list[dict[str, Any]]:
         """Forget the lines of rounds after this one, which will be run again; returns those that stay."""
@@ -180,8 +222,17 @@ class RunFolder:
         self.write("rounds.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
         return lines
 
-    def _checkpoint(self, round: int) -> Path:
-        return self.file("checkpoints") / f"round-{round:06d}"
+
+def _about(checkpoint: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    return about
+
+
+def _verify(path: Path, seal: Seal) -> None:
+    """A ValueError unless the file is as it was written."""
+    with open(path, "rb") as file:
+        if Seal(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()) != seal:
+            raise ValueError(f"{path.name} is not what was written")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -6,13 +6,14 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from protofed.data.domain import Domain
 from protofed.data.split import Split
@@ -20,7 +21,9 @@ from protofed.engines import Engine, Trained
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
+from protofed.method import Method
 from protofed.metrics import (
+    Tally,
     add,
     global_numbers,
     global_own_numbers,
@@ -61,12 +64,15 @@ class Result(NamedTuple):
         return [json.loads(line) for line in text.splitlines()]
 
 
-def refuse_nan(folder: RunFolder, state: State, trained: Trained, cohort: Sequence[int], when: str) -> None:
+def refuse_nan(
+    folder: RunFolder, state: State, trained: Trained, cohort: Sequence[int], when: str, saved: bool = False
+) -> None:
     """A client whose loss, parameters or upload are no numbers ends the run; nothing of its round is kept."""
     bad = [number for number, ok in zip(cohort, trained.finite.tolist(), strict=True) if not ok]
     if not bad:
         return
-    folder.save(state)
+    if not saved:
+        folder.save(state)
     others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     raise UserError(
         f"the loss of client {bad[0]}{others} is no longer a number {when}. The state after round {state.round} is "
@@ -96,6 +102,23 @@ def round_numbers(
     return numbers
 
 
+def spaced(clients: int, most: int) -> set[int]:
+    """As many of the clients as are wanted at most, evenly spaced; 0: all."""
+    many = min(most or clients, clients)
+    return {i * clients // many for i in range(many)}
+
+
+def _chunks(everyone: range) -> Iterator[range]:
+    """Clients that are measured together: ten, or a hundredth of very many, up to a hundred."""
+    size = min(100, max(10, len(everyone) // 100))
+    return (everyone[i : i + size] for i in range(0, len(everyone), size))
+
+
+def _personal(method: Method, tally: Tally | None, counts: Tensor) -> tuple[float | None, float | None]:
+    """PM(V) and PM(L) of a client, where it was measured."""
+    return personal(tally[method.inference], counts) if tally else (None, None)
+
+
 def finish(
     folder: RunFolder,
     experiment: Experiment,
@@ -111,27 +134,36 @@ def finish(
     everyone = range(experiment.clients)
     started = time.perf_counter()
     counts = engine.counts(everyone)
-    own, wide, whole = [], [], []  # personal models on own and on all test samples, the global model on own ones
+    chosen = spaced(experiment.clients, experiment.evaluate.pm_clients)
+    own, whole = [], []  # personal models and the global model, on own test samples
+    wide: dict[int, Tally] = {}  # personal models on all test samples
     has_global = method.global_client(state.server) is not None
-    totals, tuned = dict(state.totals), dict(state.clients)
-    for some in (everyone[i : i + 10] for i in range(0, len(everyone), 10)):
+    totals = dict(state.totals)
+    for some in _chunks(everyone):
         if method.last_phases() and not totals["finished"]:
+            state.clients.begin(state.round)  # nothing of this is saved before the end: a run that is stopped redoes it
             trained = engine.finish(method, state.server, some, experiment.rounds)
-            refuse_nan(folder, state, trained, some, "after the last round")
-            tuned |= trained.clients
+            refuse_nan(folder, state, trained, some, "after the last round", saved=True)
+            engine.clients.update(trained.clients)
             totals["bytes_down"] += trained.received.bytes
-        engine.clients = tuned
         own += engine.evaluate(method, state.server, some, on="own", who="personal")
-        wide += engine.evaluate(method, state.server, some, on="global", who="personal")
+        ours = [number for number in some if number in chosen]
+        if ours:
+            tallies = engine.evaluate(method, state.server, ours, on="global", who="personal")
+            wide |= dict(zip(ours, tallies, strict=True))
         whole += engine.evaluate(method, state.server, some, on="own", who="global") if has_global else []
         watch.measured(some[-1] + 1, len(everyone))
         if stop.is_set():
             raise KeyboardInterrupt
     totals["seconds"] += time.perf_counter() - started
-    folder.save(state._replace(clients=tuned, totals=totals | {"finished": True}))
+    folder.save(state._replace(totals=totals | {"finished": True}))
     trained_clients = len(totals["participations"])
     if trained_clients < experiment.clients:
         watch.note(f"{experiment.clients - trained_clients} clients never took part and are measured as they began")
+    if len(chosen) < experiment.clients:
+        watch.note(
+            f"PM is over {len(chosen)} of {experiment.clients} clients, evenly spaced (evaluate.pm_clients = 0: all)"
+        )
 
     records = []
     for number in everyone:
@@ -148,7 +180,7 @@ def finish(
                 "accuracy": own[number][judged_by(method)].accuracy(),
                 **{f"accuracy_{kind}": tally.accuracy() for kind, tally in own[number].items()},
                 "accuracy_global": whole[number][judged_by(method)].accuracy() if whole else None,
-                **dict(zip(("pm_v", "pm_l"), personal(wide[number][method.inference], n), strict=True)),
+                **dict(zip(("pm_v", "pm_l"), _personal(method, wide.get(number), n), strict=True)),
                 "per_class": own[number][judged_by(method)].per_class(),
             }
         )
@@ -164,7 +196,7 @@ def finish(
         **own_numbers(method, own),
         "accuracy_global_mean": global_own_numbers(method, whole)["accuracy_global_mean"] if whole else None,
         **global_numbers(method, engine.global_tally(method, state.server)),
-        **personal_numbers(method, wide, counts),
+        **personal_numbers(method, list(wide.values()), counts[list(wide)]),
         "accuracy_per_class": reduce(add, own)[judged_by(method)].per_class(),
         "params_up_per_round": totals["params_up"] / experiment.rounds,
         "bytes_up": totals["bytes_up"],

@@ -31,6 +31,7 @@ from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
+SPILLED = 2**30  # bytes of client states written for want of memory, after which a checkpoint is due all the same
 SMALL = 200_000  # parameters, up to which stacking clients pays on a CPU
 LARGE = 1_000_000  # parameters, from which on one step keeps several threads busy
 
@@ -143,8 +144,12 @@ def run(
     data_dir: str | Path | None = None,
     watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    client_bytes: int | None = None,
 ) -> Result:
-    """Run an experiment into a folder, or go on with one that was stopped."""
+    """Run an experiment into a folder, or go on with one that was stopped.
+
+    `client_bytes` is how much memory client states may take, beside those of one round; None: a part of what is free.
+    """
     watch = watch or Watch()
     folder = RunFolder(Path(out))
     folder.check(experiment, resume)
@@ -152,7 +157,7 @@ def run(
         return Result(folder.path, folder.summary())
     prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
     with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
-        state = _open(folder, experiment, prepared, watch)
+        state = _open(folder, experiment, prepared, watch, client_bytes)
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, watch, stop, checkpoint_seconds)
@@ -160,10 +165,13 @@ def run(
         except KeyboardInterrupt:  # all rounds are saved, only the end is missing
             raise Interrupted("stopped while measuring every client") from None
         finally:
+            state.clients.close()
             watch.end()
 
 
-def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: Watch) -> State:
+def _open(
+    folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: Watch, client_bytes: int | None
+) -> State:
     """Set up a new folder, or find where an old one stopped."""
     started = folder.exists
     if not started:
@@ -181,22 +189,21 @@ def _open(folder: RunFolder, experiment: Experiment, prepared: Prepared, watch: 
     bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
     for note in (*prepared.split.notes, *prepared.notes):
         watch.note(note)
-    state, remarks = folder.restore()
+    here = experiment.torch_device()
+    state, remarks = folder.restore(here, client_bytes)
+    folder.go_back(state)
     for remark in remarks:
         watch.note(remark)
     if started:
         watch.note(f"resuming {folder.path} after round {state.round if state else 0}")
-    fresh = state is None
+    done = state.round if state else 0
+    if len(folder.cut(done)) < done:
+        watch.note(f"rounds.jsonl lacks some of the {done} rounds done; the curve will have gaps")
     if state is None:
-        state = State(0, experiment.method.init_server(prepared.engine.specs()[0]), {}, _no_totals())
-    if len(folder.cut(state.round)) < state.round:
-        watch.note(f"rounds.jsonl lacks some of the {state.round} rounds done; the curve will have gaps")
-    here = experiment.torch_device()
-    server, clients = tree_map(lambda tensor: tensor.to(here), (state.server, state.clients))
-    state = state._replace(server=server, clients=clients)
-    if fresh:
+        server = experiment.method.init_server(prepared.engine.specs()[0])
+        state = State(0, server, folder.store(here, client_bytes), _no_totals())
         folder.save(state)  # so that there is always something to fall back to
-    return state
+    return state._replace(server=tree_map(lambda tensor: tensor.to(here), state.server))
 
 
 def _no_totals() -> dict[str, Any]:
@@ -219,13 +226,15 @@ def _rounds(
     try:
         for round in range(state.round, experiment.rounds):
             started = time.perf_counter()
+            state.clients.begin(round + 1)
             cohort = draw_cohort(experiment, round)
+            state.clients.fetch(cohort)
             trained = engine.train(method, state.server, cohort, round)
             refuse_nan(folder, state, trained, cohort, f"in round {round + 1}")
             server = combine(experiment, state.server, trained, cohort)
             train_seconds = time.perf_counter() - started
 
-            engine.clients = {**state.clients, **trained.clients}
+            engine.clients.update(trained.clients)
             line: dict[str, Any] = {
                 "round": round + 1,
                 "clients": len(cohort),
@@ -238,14 +247,15 @@ def _rounds(
                 "seconds_train": train_seconds,
                 "seconds": time.perf_counter() - started,
             }
-            after = State(round + 1, server, engine.clients, _totals(state.totals, line, cohort))
+            after = State(round + 1, server, state.clients, _totals(state.totals, line, cohort))
             folder.append_round(line)  # a line too many is cut when resuming; one too few could not be mended
             state = after
             watch.round(line)
             if stop.is_set():
                 raise KeyboardInterrupt
             pause = max(checkpoint_seconds, 10 * save_seconds) if checkpoint_seconds else 0.0
-            if time.monotonic() - saved_at >= pause or state.round == experiment.rounds:
+            due = time.monotonic() - saved_at >= pause or state.clients.spilled > SPILLED
+            if due or state.round == experiment.rounds:
                 save_seconds = -time.monotonic()
                 folder.save(state)
                 saved_at = time.monotonic()
@@ -329,7 +339,7 @@ def _disk(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise UserError(
             f"no space is left for {folder.path}. Nothing that was saved is lost: "

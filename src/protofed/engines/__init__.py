@@ -1,6 +1,6 @@
 """Where clients run. An engine owns data, devices and client states; a method knows none of them."""
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,7 +30,7 @@ def nobody(cohort: Sequence[int]) -> Trained:
 class Engine(Protocol):
     """Trains and evaluates cohorts of clients."""
 
-    clients: dict[int, Client]
+    clients: MutableMapping[int, Client]
     """State of every client that has taken part; a new round's states count once they are put here."""
     architectures: list[str]
     """Which model each client has."""

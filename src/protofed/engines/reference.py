@@ -1,6 +1,6 @@
 """The reference engine: one client after another. Slow, obvious, always right."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -25,7 +25,7 @@ Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a
 
 
 class ReferenceEngine:
-    """Clients in turn, their states in memory."""
+    """Clients in turn, their states in a dict or in a store on disk."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ReferenceEngine:
     ) -> None:
         self.federation, self.optimizer, self.precision = federation, optimizer, precision
         self.seed, self.local_epochs, self.init = seed, local_epochs, init
-        self.clients: dict[int, Client] = {}
+        self.clients: MutableMapping[int, Client] = {}
         self._builders = builders
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}

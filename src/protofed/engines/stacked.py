@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any, NamedTuple
@@ -72,11 +72,11 @@ class StackedEngine:
         self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
 
     @property
-    def clients(self) -> dict[int, Client]:
+    def clients(self) -> MutableMapping[int, Client]:
         return self.reference.clients
 
     @clients.setter
-    def clients(self, clients: dict[int, Client]) -> None:
+    def clients(self, clients: MutableMapping[int, Client]) -> None:
         self.reference.clients = clients
 
     def specs(self) -> list[Spec]:

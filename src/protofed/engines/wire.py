@@ -1,7 +1,7 @@
 """Trees of tensors as bytes: one safetensors file with names, types and shapes, and nothing pickled.
 
 The same form is a message, and a file of a checkpoint. Rows of weight 0 in a Mean (classes a client does not hold) are
-not sent.
+not sent; a checkpoint keeps them, so that it gives back the same bits.
 """
 
 import json
@@ -29,10 +29,10 @@ class Size(NamedTuple):
         return Size(self.bytes + other.bytes, self.params + other.params)
 
 
-def encode(tree: Tree) -> bytes:
-    """A tree of tensors as bytes."""
+def encode(tree: Tree, whole: bool = False) -> bytes:
+    """A tree of tensors as bytes; `whole` keeps rows of weight 0."""
     tensors: dict[str, Tensor] = {}
-    shape = _flatten(tree, "", tensors)
+    shape = _flatten(tree, "", tensors, whole)
     own: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
@@ -116,24 +116,24 @@ def _measure(shape: str, form: tuple[tuple[str, tuple[int, ...], torch.dtype], .
     return Size(len(save(zeros, metadata={"tree": shape})), sum(counted))
 
 
-def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
+def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor], whole: bool = False) -> Any:
     """Collect the tensors by name; what remains is the tree's shape, as JSON."""
     if isinstance(tree, Tensor):
         tensors[path] = tree
         return None
     if isinstance(tree, Mean):
-        return {"mean": _flatten_mean(tree, path, tensors)}
+        return {"mean": _flatten_mean(tree, path, tensors, whole)}
     if isinstance(tree, Each):
-        return {"each": _flatten(tree.rows, path, tensors)}
+        return {"each": _flatten(tree.rows, path, tensors, whole)}
     if isinstance(tree, Client):
-        return {"client": _flatten(tree._asdict(), path, tensors)}
+        return {"client": _flatten(tree._asdict(), path, tensors, whole)}
     if isinstance(tree, dict):
         if any(not isinstance(key, str) for key in tree):
             raise TypeError(f"keys of a tree that travels are strings; {path} has {list(tree)}")
-        return {"dict": {key: _flatten(part, f"{path}/{_escape(key)}", tensors) for key, part in tree.items()}}
+        return {"dict": {key: _flatten(part, f"{path}/{_escape(key)}", tensors, whole) for key, part in tree.items()}}
     if type(tree) in (list, tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [_flatten(part, f"{path}/{i}", tensors) for i, part in enumerate(tree)]}
+        return {kind: [_flatten(part, f"{path}/{i}", tensors, whole) for i, part in enumerate(tree)]}
     raise TypeError(f"only tensors travel, in dicts, lists, tuples, Mean, Each and Client; {path} is {type(tree)}")
 
 
@@ -142,12 +142,12 @@ def _escape(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1").replace("#", "~2")
 
 
-def _flatten_mean(mean: Mean, path: str, tensors: dict[str, Tensor]) -> Any:
+def _flatten_mean(mean: Mean, path: str, tensors: dict[str, Tensor], whole: bool) -> Any:
     """A Mean with a weight per row keeps the rows that have any, and their numbers."""
     present = mean.weight > 0
-    if mean.weight.ndim == 0 or bool(present.all()):
+    if whole or mean.weight.ndim == 0 or bool(present.all()):
         tensors[f"{path}#n"] = mean.weight
-        return {"total": _flatten(mean.total, path, tensors)}
+        return {"total": _flatten(mean.total, path, tensors, whole)}
     count = mean.weight.numel()
     smallest = torch.uint8 if count <= 256 else torch.int16 if count <= 32768 else torch.int32
     tensors[f"{path}#i"] = present.flatten().nonzero().flatten().to(smallest)

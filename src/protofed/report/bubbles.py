@@ -1,6 +1,7 @@
 """Who has what, as a picture (clients x classes, area by count) and as a few numbers."""
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ COLOURS = ("#1f6fb4", "#d9622b", "#2a9d5c", "#8a4fb0", "#c23b4a", "#b8a11c", "#1
 # From a tint that still shows on white, to a blue dark enough to tell the largest counts apart.
 BLUES = LinearSegmentedColormap.from_list("blues", ["#b9d6ee", "#4a94cf", "#12407a"])
 MOST_BUBBLES = 60  # clients or classes; with more, a bubble is too small to compare and a heat map says it better
+MOST_SHOWN = 1000  # clients; with more, a column of the heat map is thinner than a pixel
 INK, FAINT = "#333333", "#dddddd"
 FONT = 8
 
@@ -42,6 +44,12 @@ def draw(
     counts: np.ndarray, class_names: Sequence[str], title: str, path: str | Path, domains: list[str] | None = None
 ) -> None:
     """Write a PNG of counts (clients, classes); `domains` names each client's domain."""
+    every = -(-len(counts) // MOST_SHOWN)
+    if every > 1:
+        while domains and math.gcd(every, len(set(domains))) > 1:
+            every += 1  # clients are often dealt to domains in turn, and all of these are to be seen
+        title = f"{title}; one client in {every} is shown"
+        counts, domains = counts[::every], domains and domains[::every]
     clients, classes = counts.shape
     bubbles = max(clients, classes) <= MOST_BUBBLES
     # Inches per client and per class: fixed while there is room, then the whole picture is what is fixed.
@@ -56,7 +64,7 @@ def draw(
         _bubbles(figure, axes, counts, cell, domains)
     else:
         _heat(figure, axes, counts)
-    _labels(axes, class_names, clients, width, height)
+    _labels(axes, class_names, clients, every, width, height)
     if domains is not None and not bubbles:
         _stripe(axes, domains)
     # Left-aligned above the plot: a long title then grows into the legend's room and not over both edges.
@@ -145,8 +153,14 @@ def _heat(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
 def _stripe(axes: Axes, domains: list[str]) -> None:
     """A coloured band above the heat map, one cell per client, that says whose domain is which."""
     known = list(dict.fromkeys(domains))
-    for i, name in enumerate(domains):
-        axes.axvspan(i - 0.5, i + 0.5, 1.02, 1.06, color=COLOURS[known.index(name) % len(COLOURS)], lw=0, clip_on=False)
+    axes.broken_barh(
+        [(i - 0.5, 1) for i in range(len(domains))],
+        (1.02, 0.04),
+        facecolors=[COLOURS[known.index(name) % len(COLOURS)] for name in domains],
+        lw=0,
+        clip_on=False,
+        transform=axes.get_xaxis_transform(),
+    )
     marks = [
         Line2D([], [], ls="", marker="s", ms=7, color=COLOURS[i % len(COLOURS)], label=_short(name))
         for i, name in enumerate(known)
@@ -162,9 +176,11 @@ def _stripe(axes: Axes, domains: list[str]) -> None:
     )
 
 
-def _labels(axes: Axes, class_names: Sequence[str], clients: int, width: float, height: float) -> None:
-    step = _step(clients, width / 0.3)
-    axes.set_xticks(np.arange(0, clients, step), [str(i) for i in range(0, clients, step)], fontsize=FONT)
+def _labels(axes: Axes, class_names: Sequence[str], clients: int, every: int, width: float, height: float) -> None:
+    wide = 0.3 if clients * every <= 1000 else 0.06 * len(str(clients * every)) + 0.1  # inches of a label
+    step = _step(clients, width / wide)
+    shown = range(0, clients, step)
+    axes.set_xticks(list(shown), [str(i * every) for i in shown], fontsize=FONT)
     step = _step(len(class_names), height / 0.16)
     axes.set_yticks(np.arange(0, len(class_names), step), [_short(name) for name in class_names[::step]], fontsize=FONT)
     axes.set_xlabel("client", fontsize=9, color=INK)
