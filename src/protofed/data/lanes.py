@@ -56,11 +56,17 @@ def pack(steps: Sequence[int], width: int) -> Lanes:
     return Lanes(who, step, busy, changes)
 
 
-def natural_width(steps: Sequence[int]) -> int:
-    """The fewest lanes in which all clients are done when the longest one is, or nearly so."""
-    longest = max(steps, default=0)
+def best_width(steps: Sequence[int], fixed: float, each: float, change: float) -> int:
+    """The number of lanes in which these clients are done first, where a step of W lanes takes fixed + each * W
+    seconds, and passing lanes on to other clients `change`."""
+
+    def seconds(width: int) -> float:
+        lanes = pack(steps, width)
+        return lanes.length * (fixed + each * width) + len(lanes.changes) * change
+
+    longest, clients = max(steps, default=0), sum(n > 0 for n in steps)
     if not longest:
         return 1
-    width = -(-sum(steps) // longest)
-    widest = min(len(steps), -(-width * 5 // 4))
-    return next((w for w in range(width, widest) if pack(steps, w).length <= longest), widest)
+    fewest = -(-sum(steps) // longest)  # with fewer it takes longer, with more than clients nothing is gained
+    tried = {*range(1, min(17, clients + 1)), *range(fewest, min(clients, fewest * 5 // 4) + 1), clients}
+    return min(sorted(tried), key=seconds)

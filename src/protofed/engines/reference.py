@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
 from protofed import local
-from protofed.data.federation import CHUNK, Federation, Samples
+from protofed.data.federation import Federation, Samples
 from protofed.engines import Trained, memory, nobody
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
 from protofed.method import Client, Method, Spec, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
+from protofed.models.layers import matrix_convs, plain_pools
 from protofed.ops import random
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import all_finite, alone, deal, merge
@@ -46,6 +48,7 @@ class ReferenceEngine:
         self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
         self._together: dict[str, int] = {}
+        self._flops: dict[str, float] = {}
         self.architectures = [self._architecture(client) for client in range(federation.clients)]
         self._refuse_lonely_samples()
 
@@ -94,10 +97,16 @@ class ReferenceEngine:
         """A client's network."""
         return self._models[self.architectures[number]]
 
-    def padded_model(self, number: int, fused: bool = False) -> FunctionalModel:
-        """A client's network once more, for batches that may be padded; `fused`: in a form that compiles well."""
-        plain = self.federation.device.type == "cpu"
-        return FunctionalModel(self._modules[self.architectures[number]], padded=True, plain=plain, fused=fused)
+    def padded_model(self, number: int, compiled: bool) -> FunctionalModel:
+        """A client's network once more, for batches that may be padded, of layers that are fast for stacked clients."""
+
+        def change(module: nn.Module) -> None:
+            if self.federation.device.type == "cuda":
+                matrix_convs(module, rounded=self.precision != "fp32")
+            if compiled or (self.federation.device.type == "cpu" and not module.training):
+                plain_pools(module)
+
+        return FunctionalModel(self._modules[self.architectures[number]], padded=True, change=change)
 
     def together(self, number: int) -> int:
         """Samples that pass a client's network at once outside of training: as many as there is memory for."""
@@ -111,6 +120,17 @@ class ReferenceEngine:
             fits = memory.fitting(3 * largest, device, f"one sample in {name}", remedy)
             self._together[name] = max(1, min(fits // 2, MOST[device.type]))
         return self._together[name]
+
+    def flops(self, number: int) -> float:
+        """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""
+        name = self.architectures[number]
+        if name not in self._flops:
+            x = torch.zeros(1, *self.federation.shape(number))
+            client = Client(*state(self._modules[name]))
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                self._models[name](*memory.on_meta((client, x)))
+            self._flops[name] = 3.0 * counter.get_total_flops()
+        return self._flops[name]
 
     def rounding(self) -> torch.autocast:
         """Within it training computes in the chosen precision; parameters and what is summed stay in fp32."""
@@ -209,8 +229,7 @@ class ReferenceEngine:
             if on == "global":
                 samples = self.federation.global_test(self.federation.domain(number))
             own = self.federation.counts[number] > 0
-            model = self._models[self.architectures[number]]
-            tallies.append(self._count(method, model, client, samples, deal(down, row), own))
+            tallies.append(self._count(method, number, client, samples, deal(down, row), own))
         return tallies
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
@@ -219,21 +238,19 @@ class ReferenceEngine:
             return None
         number = 0  # a method with a global model serves one architecture, so any client's will do
         down = deal(method.broadcast(server, self._ids([number])), 0)
-        model = self._models[self.architectures[number]]
         own = torch.ones(self.federation.classes, dtype=torch.bool, device=self.federation.device)
         parts = [
-            self._count(method, model, client, self.federation.global_test(domain), down, own)
+            self._count(method, number, client, self.federation.global_test(domain), down, own)
             for domain, shape in enumerate(self.federation.shapes)
             if shape == self.federation.shape(number)
         ]
         return reduce(add, parts)
 
     @torch.no_grad()
-    def _count(
-        self, method: Method, model: FunctionalModel, client: Client, samples: Samples, down: Tree, own: Tensor
-    ) -> Tally:
+    def _count(self, method: Method, number: int, client: Client, samples: Samples, down: Tree, own: Tensor) -> Tally:
+        model, together = self.model(number), self.together(number)
         parts = [
             tally(method.predict(model, client, x, down), y, own)
-            for x, y in zip(samples.x.split(CHUNK), samples.y.split(CHUNK), strict=True)
+            for x, y in zip(samples.x.split(together), samples.y.split(together), strict=True)
         ]
         return reduce(add, parts)

@@ -5,21 +5,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from protofed import local
-from protofed.data.lanes import Lanes, natural_width, pack
+from protofed.data.lanes import Lanes, best_width, pack
 from protofed.data.stacked import LazyBatches, StackedData
 from protofed.engines import Trained, nobody
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, row_of, stack
+from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, rows_of, stack
 from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step, signature
 from protofed.engines.wire import Size, measure_down, measure_up
 from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, Tree
@@ -31,7 +31,19 @@ from protofed.ops.trees import map_nodes, merge, under
 KEPT = 64  # traced and captured steps
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
 BLOCK = 2**20  # of them at a time
+BUSY = {"cpu": 3e7, "cuda": 1e11}  # operations of one client that keep a device busy by themselves
 PADDED = 1.15  # samples with padding to those without, in one pass on a CPU
+
+
+class Pace(NamedTuple):
+    """Roughly what a step takes, whoever trains, to choose the number of lanes by."""
+
+    step: float  # seconds, whatever is in it
+    change: float  # seconds to pass lanes on
+    speed: float  # operations a second
+
+
+PACE = {"cuda": Pace(4e-4, 5e-4, 2e13), "cpu": Pace(1e-2, 5e-4, 2e10), "compiled": Pace(1e-3, 5e-4, 4e10)}
 
 
 class Group(NamedTuple):
@@ -61,13 +73,14 @@ class StackedEngine:
         self.workers = workers if self.device.type == "cpu" else 1
         self.architectures = reference.architectures
         self._data: dict[str, StackedData] = {}
-        self._models: dict[tuple[str, int, bool], FunctionalModel] = {}
+        self._models: dict[tuple[str, int], FunctionalModel] = {}
         self._widths: dict[str, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._steps: dict[Any, Any] = {}
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
+        self._together: dict[tuple[int, ...], tuple[list[Client], Client]] = {}
         self._draws: dict[str, dict[str, torch.Size]] = {}
         self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
 
@@ -145,11 +158,11 @@ class StackedEngine:
             self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         return list(self._pool.map(work, groups))
 
-    def _model(self, group: Group, fused: bool = False) -> FunctionalModel:
+    def _model(self, group: Group) -> FunctionalModel:
         """A network for this thread: a module in use by one thread cannot be called by another."""
-        name = (group.architecture, threading.get_ident(), fused)
+        name = (group.architecture, threading.get_ident())
         if name not in self._models:
-            self._models[name] = self.reference.padded_model(group.numbers[0], fused)
+            self._models[name] = self.reference.padded_model(group.numbers[0], self.compiled)
         return self._models[name]
 
     def _samples(self, architecture: str) -> StackedData:
@@ -169,7 +182,9 @@ class StackedEngine:
             if name not in self._widths:
                 groups = [g for g in self._groups(self.typical) if g.architecture == name] or [group]
                 steps = [[-(-self.federation.used(i) // self.federation.batch_size) for i in g.numbers] for g in groups]
-                width = max(map(natural_width, steps))
+                pace = PACE["cuda" if self.device.type == "cuda" else "compiled" if self.compiled else "cpu"]
+                each = self.reference.flops(group.numbers[0]) * self.federation.batch_size / pace.speed
+                width = max(best_width(n, pace.step, each, pace.change) for n in steps)
                 self._widths[name] = min(width, self.chunk or width)
             return self._widths[name]
 
@@ -178,7 +193,7 @@ class StackedEngine:
     ) -> Trained:
         model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
-        client = stack([states[number] for number in group.numbers])
+        client = self._stack(group, states)
         key = samples.keys("train", round, group.numbers)
         receive = method.last_receive if last else method.receive
         client = self._apply(receive, model, group, client, key, (), mine, dims)
@@ -194,12 +209,29 @@ class StackedEngine:
         copy = many < len(self.architectures)  # a view would keep the others of its round alive
         return Trained(
             up=summed,
-            clients={number: row_of(client, row, copy) for row, number in enumerate(group.numbers)},
-            losses=[Mean(total, weight) for total, weight in zip(loss.total, loss.weight, strict=True)],
+            clients=dict(zip(group.numbers, self._unstack(group, client, copy), strict=True)),
+            losses=[Mean(*both) for both in zip(loss.total.unbind(0), loss.weight.unbind(0), strict=True)],
             finite=finite_rows((loss.total, client.params, up), many),
             sent=measure_up(up, many),
             received=measure_down(pick(down, group.places), many),
         )
+
+    def _unstack(self, group: Group, client: Client, copy: bool) -> list[Client]:
+        """Every client's state; all of them together are remembered for when they are wanted next."""
+        rows: list[Client] = rows_of(client, copy)
+        with self._lock:
+            self._together[tuple(group.numbers)] = rows, client
+            while len(self._together) > 2 * self.workers:
+                del self._together[next(iter(self._together))]
+        return rows
+
+    def _stack(self, group: Group, states: Mapping[int, Client]) -> Client:
+        """The states of these clients together."""
+        rows, client = self._together.get(tuple(group.numbers), ((), None))
+        if client is not None and all(states[n] is row for n, row in zip(group.numbers, rows, strict=True)):
+            return client
+        stacked: Client = stack([states[number] for number in group.numbers])
+        return stacked
 
     @contextlib.contextmanager
     def _timed(self, part: str) -> Iterator[None]:
@@ -230,13 +262,24 @@ class StackedEngine:
     ) -> Any:
         """function(model, client, data, down) for all clients at once."""
         samples = self._samples(group.architecture)
-        parts = samples.parts(group.numbers, self._together(group))
+        parts = samples.parts(group.numbers, self._at_once(group))
 
         def one(client: Client, parts: Any, counts: Tensor, key: Tensor, seen: Tree, down: Tree) -> Any:
             return function(model, client, LocalData(LazyBatches(samples.train, parts), counts, key, seen), down)
 
         mapped = vmap(one, in_dims=(0, 0, 0, 0, 0, dims))
-        return mapped(client, parts, self.federation.counts[group.numbers], key, seen, down)
+        name = (group.architecture, function.__func__, function.__self__, str(dims))  # type: ignore[attr-defined]
+        return self._pass(name, mapped, client, parts, self.federation.counts[group.numbers], key, seen, down)
+
+    def _pass(self, name: Any, work: Callable[..., Tree], *inputs: Tree) -> Tree:
+        """work(*inputs); on a GPU captured from the second time on that it comes in these shapes."""
+        if self.device.type != "cuda":
+            return work(*inputs)
+        form = (name, signature(inputs))
+        self._taken[form] = self._taken.get(form, 0) + 1
+        if self._taken[form] > 1 and self._remember(form, lambda: Replay(work, inputs)):
+            return self._steps[form].result(*inputs)
+        return work(*inputs)
 
     def _upload(
         self,
@@ -250,7 +293,7 @@ class StackedEngine:
         dims: Tree,
     ) -> tuple[Tree, Client]:
         """What all clients send and keep; on a CPU clients of like size at a time, for less padding."""
-        pieces = self._pieces([len(self.federation.train_rows(i)) for i in group.numbers])
+        pieces = self._pieces(group, [len(self.federation.train_rows(i)) for i in group.numbers])
         found = []
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
@@ -261,8 +304,12 @@ class StackedEngine:
         joined: tuple[Tree, Client] = along(order, join(found)) if len(pieces) > 1 else found[0]
         return joined
 
-    def _pieces(self, sizes: Sequence[int]) -> list[list[int]]:
-        """Clients that are passed together outside of training: on a CPU those of like size, for less padding."""
+    def _pieces(self, group: Group, sizes: Sequence[int]) -> list[list[int]]:
+        """Clients that are passed together outside of training, unless one alone keeps the device busy: on a CPU those
+        of like size, for less padding."""
+        alone = self.reference.flops(group.numbers[0]) * sum(sizes) / max(1, len(sizes)) > BUSY[self.device.type]
+        if alone:
+            return [[place] for place in range(len(sizes))]
         if self.device.type != "cpu":
             return [list(range(len(sizes)))]
         pieces: list[list[int]] = []
@@ -276,7 +323,7 @@ class StackedEngine:
             real += sizes[place]
         return pieces
 
-    def _together(self, group: Group) -> int:
+    def _at_once(self, group: Group) -> int:
         """Samples of all clients in one pass outside of training."""
         return self.reference.together(group.numbers[0])
 
@@ -337,6 +384,10 @@ class StackedEngine:
         home = home._replace(seen=tree_map(lambda t: t.new_zeros(len(key), *t.shape[1:]), carried.seen))
         if isinstance(step, Replay):
             carried, _, _, fixed = step.inputs
+        else:
+            leaves, form = tree_flatten(feed)
+            times = list(zip(*(leaf.unbind(0) for leaf in leaves), strict=True))
+            step = step.bind(carried, *fixed[1:]) if isinstance(step, Traced) else partial(_loose, step, carried, fixed)
         for now in range(lanes.length):
             if now in moves:
                 self._leave(carried, home, *moves[now][:2])
@@ -344,7 +395,7 @@ class StackedEngine:
             if isinstance(step, Replay):
                 step()
             else:
-                step(carried, self._now(samples, feed, now, fixed), *fixed[1:])
+                step(_now(samples, tree_unflatten(times[now], form), fixed))
         self._leave(carried, home, *moves[lanes.length][:2])
         return home
 
@@ -399,12 +450,6 @@ class StackedEngine:
         put(fixed[0], lanes, along(clients, private[0]))
         put(fixed[1], lanes, along(clients, private[1], dims), dims)
 
-    def _now(self, samples: StackedData, feed: Tree, time: int | Tensor, fixed: Tree) -> Now:
-        """What the lanes get at a time."""
-        take = (lambda t: t[time]) if isinstance(time, int) else (lambda t: t.index_select(0, time)[0])
-        plan, keys, drawn, busy, last = tree_map(take, feed)
-        return Now(samples.batch(plan, fixed[0]), keys, drawn, busy, last)
-
     def _step(
         self,
         method: Method,
@@ -417,11 +462,9 @@ class StackedEngine:
         dims: Tree,
     ) -> tuple[Any, Carried]:
         """A step of this kind, as fast as it is worth, and what it carries, with room for what is seen."""
-        plain = lanes_step(
-            method, phase, self._model(group, self.compiled), self.optimizer, dims, self.reference.rounding
-        )
+        plain = lanes_step(method, phase, self._model(group), self.optimizer, dims, self.reference.rounding)
         name = (group.architecture, method, phase, str(dims), signature((carried, fixed)))
-        now = self._now(samples, feed, 0, fixed)
+        now = _now(samples, tree_map(lambda t: t[0], feed), fixed)
         with self._lock:
             if name not in self._seen:
                 self._seen[name] = tree_map(torch.zeros_like, plain(_own(carried), now, *fixed[1:]))
@@ -454,7 +497,7 @@ class StackedEngine:
         room = -(-length * 5 // 4)
 
         def step(carried: Carried, feed: Tree, time: Tensor, fixed: Tree) -> None:
-            core(carried, self._now(samples, feed, time, fixed), *fixed[1:])
+            core(carried, _now(samples, tree_map(lambda t: t.index_select(0, time)[0], feed), fixed), *fixed[1:])
             time.add_(1)
 
         def make() -> Replay:
@@ -497,7 +540,7 @@ class StackedEngine:
             domains = [self.federation.domain(i) for i in group.numbers]
             pieces = [[i for i, d in enumerate(domains) if d == domain] for domain in sorted(set(domains))]
         else:
-            pieces = self._pieces([len(self.federation.test_rows(i)) for i in group.numbers])
+            pieces = self._pieces(group, [len(self.federation.test_rows(i)) for i in group.numbers])
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
             tallies |= dict(zip(piece, self._evaluate_piece(method, some, states, whole, down, on), strict=True))
@@ -509,7 +552,7 @@ class StackedEngine:
     ) -> list[Tally]:
         model, samples = self._model(group), self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
-        client = whole or stack([states[number] for number in group.numbers])
+        client = whole or self._stack(group, states)
         own = self.federation.counts[group.numbers] > 0
         shared = 0 if on == "own" else None  # the global test set is the same for all of them
         if on == "own":
@@ -519,23 +562,33 @@ class StackedEngine:
             rows = samples.global_rows(group.numbers[0])
             mask = torch.ones_like(rows, dtype=torch.bool)
 
+        wide = max(1, self._at_once(group) // len(group.numbers))
+
         def count(client: Client, x: Tensor, y: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
             return tally(method.predict(model, client, x, down), y, own, mask)
 
-        counted = vmap(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
-        wide = max(1, self._together(group) // len(group.numbers))
-        parts = [
-            counted(client, samples.test.x[r], samples.test.y[r], m, own, mine)
-            for r, m in zip(rows.split(wide, -1), mask.split(wide, -1), strict=True)
-        ]
-        total = {kind: Correct(*(t.cpu() for t in counted)) for kind, counted in reduce(add, parts).items()}
-        return [
-            {kind: Correct(c.right[row], c.samples[row]) for kind, c in total.items()}
-            for row in range(len(group.numbers))
-        ]
+        def work(client: Client, rows: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
+            counted = vmap(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
+            parts = zip(rows.split(wide, -1), mask.split(wide, -1), strict=True)
+            return reduce(add, [counted(client, samples.test.x[r], samples.test.y[r], m, own, down) for r, m in parts])
+
+        name = ("evaluate", group.architecture, method, on, whole is None, str(dims))
+        counted = self._pass(name, work, client, rows, mask, own, mine)
+        total = {kind: Correct(*(t.cpu() for t in c)) for kind, c in counted.items()}
+        return rows_of(total, copy=False)
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
         return self.reference.global_tally(method, server)
+
+
+def _now(samples: StackedData, feed: Tree, fixed: Tree) -> Now:
+    """What the lanes get at a time, from their feed at that time."""
+    plan, keys, drawn, busy, last = feed
+    return Now(samples.batch(plan, fixed[0]), keys, drawn, busy, last)
+
+
+def _loose(step: Callable[..., Any], carried: Carried, fixed: Tree, now: Now) -> None:
+    step(carried, now, *fixed[1:])
 
 
 def _own(tree: Tree) -> Tree:

@@ -64,12 +64,15 @@ def join(parts: Sequence[Tree]) -> Tree:
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """The trees of several clients as one with an axis of clients."""
-    return tree_map(lambda *leaves: torch.stack(leaves), *trees)
+    form = tree_flatten(trees[0])[1]
+    return tree_unflatten([torch.stack(leaves) for leaves in zip(*map(tree_leaves, trees), strict=True)], form)
 
 
-def row_of(tree: Tree, row: int, copy: bool) -> Tree:
-    """One client's tree, as a view or with memory of its own."""
-    return tree_map(lambda t: t[row].clone() if copy else t[row], tree)
+def rows_of(tree: Tree, copy: bool) -> list[Tree]:
+    """Every client's tree, as a view or with memory of its own."""
+    leaves, form = tree_flatten(tree)
+    rows = zip(*(leaf.unbind(0) for leaf in leaves), strict=True)
+    return [tree_unflatten([t.clone() for t in row] if copy else row, form) for row in rows]
 
 
 def finite_rows(tree: Tree, many: int) -> Tensor:

@@ -103,6 +103,16 @@ class Traced:
     def __call__(self, *inputs: Tree) -> None:
         self.run(*tree_leaves(inputs))
 
+    def bind(self, carried: Tree, *rest: Tree) -> Callable[[Tree], None]:
+        """The same with all that stays in its place from step to step looked up once."""
+        before, after = tree_leaves(carried), tree_leaves(rest)
+
+        @torch.no_grad()
+        def step(now: Tree) -> None:
+            self.run(*before, *tree_leaves(now), *after)
+
+        return step
+
 
 def _writes(node: torch.fx.Node) -> bool:
     """Whether an operation changes one of its inputs."""

@@ -5,10 +5,11 @@ not sent; a checkpoint keeps them, so that it gives back the same bits.
 """
 
 import json
-from collections.abc import Iterable
-from functools import lru_cache, reduce
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -67,7 +68,7 @@ def measure(tree: Tree) -> Size:
 def measure_up(up: Tree, many: int) -> Size:
     """What encoding the uploads of M clients would cost, all of whose tensors are stacked."""
     here = map_nodes(_weights_here, up)
-    return _sum(measure(map_nodes(lambda node, row=row: _light(node, row), here)) for row in range(many))
+    return _sum_rows(lambda row: map_nodes(lambda node: _light(node, row), here), _kinds(here, many))
 
 
 def measure_down(down: Tree, many: int) -> Size:
@@ -78,15 +79,34 @@ def measure_down(down: Tree, many: int) -> Size:
         return map_nodes(lambda n: _light(n.rows, row) if isinstance(n, Each) else _light(n, None), here)
 
     dealt: list[Any] = []
-    map_nodes(lambda node: dealt.append(isinstance(node, Each)), down)
-    if any(dealt):
-        return _sum(measure(mine(row)) for row in range(many))
+    map_nodes(lambda node: dealt.append(node.rows) if isinstance(node, Each) else None, here)
+    if dealt:
+        return _sum_rows(mine, _kinds(dealt, many))
     one = measure(mine(0))
     return Size(one.bytes * many, one.params * many)
 
 
-def _sum(sizes: Iterable[Size]) -> Size:
-    return reduce(Size.__add__, sizes, Size(0, 0))
+def _kinds(tree: Tree, many: int) -> dict[bytes, list[int]]:
+    """Rows of a tree that cost the same: those in which the same weights are 0."""
+    present: list[np.ndarray] = []
+
+    def look(node: Any) -> None:
+        if isinstance(node, Each):
+            map_nodes(look, node.rows)
+        elif isinstance(node, Mean):
+            present.append((node.weight > 0).reshape(many, -1).numpy())
+
+    map_nodes(look, tree)
+    kinds: dict[bytes, list[int]] = {}
+    for row in range(many):
+        kinds.setdefault(b"/".join(part[row].tobytes() for part in present), []).append(row)
+    return kinds
+
+
+def _sum_rows(of: Callable[[int], Tree], kinds: dict[bytes, list[int]]) -> Size:
+    """What all rows cost, of which one of each kind is measured."""
+    each = [(measure(of(rows[0])), len(rows)) for rows in kinds.values()]
+    return Size(sum(size.bytes * n for size, n in each), sum(size.params * n for size, n in each))
 
 
 def _weights_here(node: Any) -> Any:

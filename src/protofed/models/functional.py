@@ -1,7 +1,7 @@
 """A module as pure functions of a client's tensors."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.method import Client, Params
-from protofed.models.layers import key_dropouts, mask_norms, plain_pools
+from protofed.models.layers import key_dropouts, mask_norms
 from protofed.ops import random
 from protofed.ops.trees import under
+
+Change = Callable[[nn.Module], None]
 
 
 def fresh(build: Any, seed: int) -> nn.Module:
@@ -36,14 +38,12 @@ class FunctionalModel:
     Called with a client it gives embeddings and logits in evaluation mode; `training` gives it in training mode.
     """
 
-    def __init__(self, module: nn.Module, *, padded: bool = False, plain: bool = False, fused: bool = False) -> None:
-        """`padded`: batches may have padding; `plain`, `fused`: max-pooling of our own in evaluation, in training."""
+    def __init__(self, module: nn.Module, *, padded: bool = False, change: Change = lambda module: None) -> None:
+        """`padded`: batches may have padding; `change` may put faster layers for the same into a copy of the module."""
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
-        if plain:
-            plain_pools(self.eval_module)
-        if fused:
-            plain_pools(self.train_module)
+        change(self.eval_module)
+        change(self.train_module)
         self.dropouts = key_dropouts(self.train_module)
         self.norms = [f"{name}.mask" for name in mask_norms(self.train_module, every=padded)]
         self.train_module.to("meta")

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from protofed.errors import UserError
 from protofed.ops import random
 
+Pair = tuple[int, int]
+
 
 class KeyedDropout(nn.Module):
     """Dropout that draws what it keeps from a key, handed in as a buffer at every call, or takes what was drawn."""
@@ -38,41 +40,69 @@ class KeyedDropout(nn.Module):
         return x * scale.reshape(*shape, *[1] * (x.ndim - len(shape)))
 
 
-class _LargestOfFour(torch.autograd.Function):
-    """The largest in every square of 2x2; its gradient goes to the first of equals, row by row, as in max-pooling."""
+class Pool2x2(nn.Module):
+    """nn.MaxPool2d(2) in whole tensors: faster under vmap on a CPU, and a compiler can fuse it.
+
+    Values are the same; of exactly equal largest ones each gets a share of the gradient, not the first one all of it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
+        rows = torch.maximum(x[..., 0:height:2, :width], x[..., 1:height:2, :width])
+        return torch.maximum(rows[..., 0::2], rows[..., 1::2])
+
+
+class _Columns(torch.autograd.Function):
+    """What each output of a convolution looks at: images (B, C, H, W) -> columns (C * k * k, B * outputs)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
-        rows = torch.maximum(x[..., :height, 0:width:2], x[..., :height, 1:width:2])
-        return torch.maximum(rows[..., 0::2, :], rows[..., 1::2, :]), rows
+    def forward(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+        (high, wide), (down, right), (above, beside) = kernel, stride, padding
+        x = nn.functional.pad(x, (beside, beside, above, above)) if above or beside else x
+        windows = x.unfold(2, high, down).unfold(3, wide, right)  # (B, C, h, w, k, k)
+        return windows.permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * high * wide, -1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        largest, rows = output
-        ctx.mark_non_differentiable(rows)
-        ctx.save_for_backward(inputs[0], rows, largest)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Pair, Pair, Pair], output: Tensor) -> None:
+        x, *ctx.how = inputs
+        ctx.shape = x.shape
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
-        x, rows, largest = ctx.saved_tensors
-        height, width = rows.shape[-2], rows.shape[-1] * 2
-        above = grad * (rows[..., 0::2, :] == largest)
-        by_row = torch.stack((above, grad - above), -2).flatten(-3, -2)
-        left = by_row * (x[..., :height, 0:width:2] == rows)
-        whole = torch.stack((left, by_row - left), -1).flatten(-2)
-        below, beside = x.shape[-2] - height, x.shape[-1] - width
-        return nn.functional.pad(whole, (0, beside, 0, below)) if below or beside else whole
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (kernel, stride, padding), (many, _, *size) = ctx.how, ctx.shape
+        columns = grad.reshape(grad.shape[0], many, -1).transpose(0, 1)
+        return nn.functional.fold(columns, size, kernel, padding=padding, stride=stride), None, None, None
 
 
-class Pool2x2(nn.Module):
-    """nn.MaxPool2d(2) in whole tensors: on a CPU its forward pass is faster under vmap, and a compiler can fuse it."""
+class MatrixConv(nn.Module):
+    """nn.Conv2d as one matrix product: on a GPU libraries run the convolutions of stacked clients one by one."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.how = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = _LargestOfFour.apply(x)[0]
-        return pooled
+        sides = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(x.shape[2:], *self.how, strict=True)]
+        out = self.weight.flatten(1) @ _Columns.apply(x, *self.how)
+        out = out.reshape(-1, len(x), *sides).transpose(0, 1)
+        return out if self.bias is None else out + self.bias[:, None, None]
+
+
+def matrix_convs(module: nn.Module, rounded: bool) -> None:
+    """Replace convolutions below a module, in place, where a matrix product is faster for stacked clients: with few
+    input channels always, in full precision (not rounded to tf32 or bf16) nearly always."""
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if type(child) is not nn.Conv2d or child.groups > 1 or child.padding_mode != "zeros":
+            continue
+        if isinstance(child.padding, str) or _pair(child.dilation) != (1, 1):
+            continue
+        fan_in = child.weight[0].numel()
+        if child.in_channels < 16 or (not rounded and (fan_in <= 1000 or max(_pair(child.kernel_size)) < 5)):
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, MatrixConv(child))
 
 
 def plain_pools(module: nn.Module) -> None:
@@ -85,7 +115,7 @@ def plain_pools(module: nn.Module) -> None:
                 setattr(module.get_submodule(parent), leaf, Pool2x2())
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def _pair(size: Any) -> Pair:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
