@@ -42,7 +42,7 @@ WORKLOADS = {
         "FedProto's MNIST run: 20 clients, about 350 images each, batch 8", "fedproto/mnist_n3", (), (1, 28, 28)
     ),
     "fedproto-mnist-200": Workload(
-        "the same with 200 clients", "fedproto/mnist_n3", ("clients=200", "partition.shots=80"), (1, 28, 28)
+        "the same with 200 clients", "fedproto/mnist_n3", ("clients=200", "partition.shots=70"), (1, 28, 28)
     ),
     "fednh-cifar": Workload(
         "FedNH's CNN: 100 clients all in, batch 64, one epoch",
