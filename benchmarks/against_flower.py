@@ -27,7 +27,8 @@ from rich.table import Table
 from protofed.atomic import write_atomically
 from protofed.engines.wire import encode
 from protofed.metrics import own_numbers
-from protofed.run import combine, draw_cohort, prepare, threads
+from protofed.prepare import draw_cohort, prepare, threads
+from protofed.run import combine
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -19,7 +19,7 @@ from protofed.engines.reference import ReferenceEngine
 from protofed.experiment import Experiment
 from protofed.methods.fedproto import FedProto
 from protofed.ops import random
-from protofed.run import prepare
+from protofed.prepare import prepare
 
 WORK = WORKLOADS["fedproto-mnist"]
 

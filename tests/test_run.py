@@ -24,7 +24,8 @@ from protofed.folder import RunFolder
 from protofed.method import Client
 from protofed.methods import METHODS
 from protofed.methods.fedproto import FedProto
-from protofed.run import Interrupted, Watch, draw_cohort
+from protofed.prepare import draw_cohort
+from protofed.run import Interrupted, Watch
 
 SMALL = ("clients=6", "rounds=3", "partition.shots=5", "partition.spread=1", "batch_size=4")
 CLOCK = ("seconds", "seconds_train")  # all that may differ between two equal runs

@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from protofed.data.domain import Domain
 from protofed.data.sources import load
 from protofed.engines import Engine
-from protofed.engines.wire import encode
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment
+from protofed.prepare import draw_cohort, prepare, threads
 from protofed.results import round_numbers
-from protofed.run import combine, draw_cohort, prepare, threads
+from protofed.run import combine
 from protofed.version import VERSION
 
 CLASSES = 10
@@ -42,7 +42,10 @@ WORKLOADS = {
         "FedProto's MNIST run: 20 clients, about 350 images each, batch 8", "fedproto/mnist_n3", (), (1, 28, 28)
     ),
     "fedproto-mnist-200": Workload(
-        "the same with 200 clients", "fedproto/mnist_n3", ("clients=200", "partition.shots=70"), (1, 28, 28)
+        "the same with 200 clients",
+        "fedproto/mnist_n3",
+        ("clients=200", "partition.shots=70", "partition.test_shots=10"),
+        (1, 28, 28),
     ),
     "fednh-cifar": Workload(
         "FedNH's CNN: 100 clients all in, batch 64, one epoch",
@@ -67,6 +70,8 @@ WORKLOADS = {
             "local_epochs=1",
             "drop_last=true",
             "data.augment=[]",
+            "evaluate.own=0",
+            "evaluate.gm=0",
             *FEW.format(ways=10, shots=26).split(),
         ),
         (3, 32, 32),
@@ -168,13 +173,11 @@ def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
         trained = engine.train(method, server, cohort, round)
         marks.append(_now(device))
         server = combine(plan, server, trained, cohort)
-        engine.clients = {**engine.clients, **trained.clients}
+        engine.clients.update(trained.clients)
         marks.append(_now(device))
         round_numbers(plan, engine, server, cohort, round + 1)
         marks.append(_now(device))
-        encode(server)
-        marks.append(_now(device))
-        seconds = dict(zip(("clients", "aggregate", "evaluate", "serialise"), np.diff(marks).tolist(), strict=True))
+        seconds = dict(zip(("clients", "aggregate", "evaluate"), np.diff(marks).tolist(), strict=True))
         if hasattr(engine, "clock"):
             engine.clock = None
         if round < warm:
@@ -183,7 +186,7 @@ def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
             whole.append(marks[-1] - marks[0])
         if clock or not hasattr(engine, "clock"):
             clock.setdefault("train", seconds["clients"])
-            rest = seconds.pop("clients") - sum(clock.values()) + seconds.pop("serialise")
+            rest = seconds.pop("clients") - sum(clock.values())
             parts.append({**clock, **seconds, "rest": rest})
     return {"round": statistics.median(whole)} | {
         name: statistics.median(part[name] for part in parts) for name in parts[0]

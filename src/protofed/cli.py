@@ -19,9 +19,10 @@ from protofed.experiment import Experiment, find
 from protofed.explain import explain as explain_experiment
 from protofed.folder import RunFolder
 from protofed.methods import METHODS
+from protofed.prepare import prepare, prepare_split
 from protofed.report import bubbles
 from protofed.report import compare as comparison
-from protofed.run import Interrupted, Result, prepare, prepare_split
+from protofed.run import Interrupted, Result
 from protofed.run import run as run_experiment
 from protofed.version import VERSION
 

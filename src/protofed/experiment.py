@@ -41,6 +41,8 @@ class EngineChoice:
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads on the CPU: groups of stacked clients at a time, or torch's own threads; 0 takes all cores, or one of
     torch's for small models."""
+    ordered: bool = False
+    """Add up what clients send in the order of their numbers, one by one: sums do not depend on groups and threads."""
     compile: Literal["auto", "always", "never"] = "auto"
     """Compile the training step: where the run is long enough to repay it, always, or never."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"

@@ -24,7 +24,7 @@ from protofed.local import local_update
 from protofed.messages import Message, cover, learns, leaves, names_in, summary
 from protofed.method import Batch, Client, Each, Method, Phase, Tree
 from protofed.ops.trees import alone, deal, map_nodes, merge, under
-from protofed.run import draw_cohort, prepare, threads
+from protofed.prepare import draw_cohort, prepare, threads
 
 PRESETS = {
     "paper": "the method as its own authors describe it",

@@ -77,10 +77,17 @@ def judged_by(method: Method) -> str:
     return method.inference + ("_own" if method.candidates == "own" else "")
 
 
+def accuracies(tallies: Sequence[Tally], kind: str) -> list[float | None]:
+    """The accuracy of every client, all at once."""
+    right = torch.stack([t[kind].right for t in tallies]).sum(1).tolist()
+    asked = torch.stack([t[kind].samples for t in tallies]).sum(1).tolist()
+    return [r / n if n > 0 else None for r, n in zip(right, asked, strict=True)]
+
+
 def own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
     """Clients on their own test sets."""
-    main = spread([t[judged_by(method)].accuracy() for t in tallies])
-    mean = {kind: spread([t[kind].accuracy() for t in tallies]).mean for kind in tallies[0]}
+    main = spread(accuracies(tallies, judged_by(method)))
+    mean = {kind: spread(accuracies(tallies, kind)).mean for kind in tallies[0]}
     suffix = "_own" if method.candidates == "own" else ""
     return {
         "accuracy_mean": main.mean,
@@ -96,7 +103,7 @@ def own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
 
 def global_own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
     """The global model on the clients' own test sets."""
-    return {"accuracy_global_mean": spread([t[judged_by(method)].accuracy() for t in tallies]).mean}
+    return {"accuracy_global_mean": spread(accuracies(tallies, judged_by(method))).mean}
 
 
 def global_numbers(method: Method, tally: Tally | None) -> dict[str, Any]:

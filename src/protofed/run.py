@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import signal
 import threading
 import time
@@ -10,130 +9,26 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from protofed.data.domain import Domain
-from protofed.data.federation import Federation
-from protofed.data.sources import load
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
-from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
-from protofed.ops import random
-from protofed.ops.trees import under
+from protofed.prepare import Prepared, choose, draw_cohort, prepare, threads
 from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
 SPILLED = 2**30  # bytes of client states written for want of memory, after which a checkpoint is due all the same
-SMALL = 200_000  # parameters, up to which stacking clients pays on a CPU
-LARGE = 1_000_000  # parameters, from which on one step keeps several threads busy
 
 
 class Interrupted(Exception):
     """The run was stopped by the user; everything up to the last whole round is saved."""
-
-
-class Prepared(NamedTuple):
-    """All that a run needs, checked."""
-
-    domains: list[Domain]
-    split: Split
-    engine: Engine
-    notes: tuple[str, ...]
-
-
-def prepare_split(
-    experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None
-) -> tuple[list[Domain], Split]:
-    """Who has what in this experiment."""
-    domains = domains or load(experiment.data, data_dir)
-    return domains, experiment.partition(domains, experiment.clients, experiment.seed)
-
-
-def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None) -> Prepared:
-    """Load (or take), split and build; whatever can be refused is refused here, before anything is written."""
-    device = experiment.torch_device()
-    domains, split = prepare_split(experiment, data_dir, domains)
-    federation = Federation(
-        domains,
-        split,
-        seed=experiment.seed,
-        batch_size=experiment.batch_size,
-        drop_last=experiment.drop_last,
-        normalize=experiment.data.normalize,
-        augmentations=experiment.data.augment,
-        device=device,
-    )
-    choices = [experiment.model_of(client) for client in range(experiment.clients)]
-    reference = ReferenceEngine(
-        federation,
-        [(choice.label, choice) for choice in choices],
-        experiment.optimizer,
-        seed=experiment.seed,
-        local_epochs=experiment.local_epochs,
-        init=experiment.method.init,
-        precision=experiment.engine.precision,
-    )
-    experiment.method.check(reference.specs())
-    _check_phases(experiment, reference)
-    _check_tests(experiment, federation, reference)
-    if not _stacks(experiment, reference):
-        return Prepared(domains, split, reference, ())
-    workers = experiment.engine.threads or os.cpu_count() or 1
-    stacked = StackedEngine(
-        reference,
-        chunk=experiment.engine.chunk,
-        workers=workers,
-        compiled=experiment.engine.compile == "always",
-        typical=draw_cohort(experiment, 0),
-    )
-    why_not = stacked.why_not(experiment.method)
-    notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
-    return Prepared(domains, split, stacked, notes)
-
-
-def _stacks(experiment: Experiment, reference: ReferenceEngine) -> bool:
-    """Whether clients are trained together. On a CPU that pays for small models only, whose time goes into overhead."""
-    if experiment.engine.name != "auto":
-        return experiment.engine.name == "stacked"
-    return experiment.torch_device().type != "cpu" or _largest(reference) <= SMALL
-
-
-def _largest(engine: Engine) -> int:
-    """Parameters of the largest model."""
-    return max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
-
-
-def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
-    """Whatever a method trains, every model must have."""
-    method = experiment.method
-    for spec in engine.specs():
-        names = method.init_client(spec).params
-        for prefix in {p for phase in (*method.phases(), *method.last_phases()) for p in phase.trains}:
-            if not under(names, prefix):
-                has = ", ".join(sorted({name.split(".")[0] for name in names}))
-                raise UserError(
-                    f"method.name = {experiment.method_name!r} trains {prefix}*, but {spec.architecture} has {has}. "
-                    "Use another model or method."
-                )
-
-
-def _check_tests(experiment: Experiment, federation: Federation, engine: ReferenceEngine) -> None:
-    """The global model can only be measured where there is something to measure it on."""
-    server = experiment.method.init_server(engine.specs()[0])
-    tests = sum(len(federation.global_test(domain).y) for domain in range(len(federation.shapes)))
-    if experiment.evaluate.gm and not tests and experiment.method.global_client(server) is not None:
-        raise UserError(
-            f"evaluate.gm = {experiment.evaluate.gm} measures the global model of {experiment.method_name} on the test "
-            f"part of {experiment.data.name!r}, which is empty. Use evaluate.gm = 0, or data with a test part."
-        )
 
 
 def run(
@@ -158,6 +53,7 @@ def run(
     prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
     with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch, client_bytes)
+        choose(experiment, prepared.engine, state.server, folder, watch.note)
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, watch, stop, checkpoint_seconds)
@@ -230,6 +126,9 @@ def _rounds(
             cohort = draw_cohort(experiment, round)
             state.clients.fetch(cohort)
             trained = engine.train(method, state.server, cohort, round)
+            for note in engine.notes:
+                watch.note(note)
+            engine.notes.clear()
             refuse_nan(folder, state, trained, cohort, f"in round {round + 1}")
             server = combine(experiment, state.server, trained, cohort)
             train_seconds = time.perf_counter() - started
@@ -273,15 +172,6 @@ def combine(experiment: Experiment, server: Any, trained: Trained, cohort: Seque
     return experiment.method.aggregate(server, trained.up, torch.tensor(cohort, device=experiment.torch_device()))
 
 
-def draw_cohort(experiment: Experiment, round: int) -> list[int]:
-    """The clients of a round, from seed and round alone, so that every method meets the same ones."""
-    size = max(1, int(experiment.participation * experiment.clients + 1e-9))
-    if size == experiment.clients:
-        return list(range(size))
-    order = random.permutation(random.key(experiment.seed, "cohort", round), experiment.clients)
-    return sorted(order[:size].tolist())
-
-
 def _mean_loss(trained: Trained) -> float | None:
     if not trained.losses:
         return None
@@ -317,20 +207,6 @@ def _stoppable(watch: Watch) -> Iterator[threading.Event]:
     finally:
         if mine:
             signal.signal(signal.SIGINT, usual)
-
-
-@contextlib.contextmanager
-def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
-    """Small models are faster on one thread than on several; products are rounded only where that was asked for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(experiment.engine.threads or (before if _largest(engine) >= LARGE else 1))
-    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision != "fp32"
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 @contextlib.contextmanager

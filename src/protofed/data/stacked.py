@@ -33,6 +33,7 @@ class LazyBatches(Sequence[Batch]):
 
     def __init__(self, samples: Samples, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
         self._samples, self._parts = samples, parts
+        self.looked = False
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -40,6 +41,7 @@ class LazyBatches(Sequence[Batch]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        self.looked = True
         rows, mask = self._parts[index]
         return Batch(self._samples.x[rows], self._samples.y[rows], mask)
 

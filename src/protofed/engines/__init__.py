@@ -34,6 +34,8 @@ class Engine(Protocol):
     """State of every client that has taken part; a new round's states count once they are put here."""
     architectures: list[str]
     """Which model each client has."""
+    notes: list[str]
+    """What the user should be told, once."""
 
     def specs(self) -> list[Spec]:
         """One for each architecture, the server's first."""

@@ -1,5 +1,6 @@
 """How much memory there is, and how much a model takes: counted on shapes alone, before anything is allocated."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from protofed.errors import UserError
 from protofed.method import Tree
 
-SHARE = 0.5  # of the memory that is free, for training; the rest is for everything else
+SHARE = 0.4  # of all memory, for the steps of training; the rest is for states, data and everything else
 
 
 class _Counter(TorchDispatchMode):
@@ -70,12 +71,25 @@ def _group_limit() -> tuple[int | None, int]:
     return (None if limit == "max" else int(limit)), used - int(numbers.get("inactive_file", 0))  # files can go
 
 
+def whole(device: torch.device) -> int:
+    """Bytes that there are: by this, which does not change, is chosen how many clients are trained at once."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limit, _ = _group_limit()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages if limit is None else min(pages, limit)
+
+
 def fitting(each: int, device: torch.device, what: str, remedy: str) -> int:
     """How many things of so many bytes fit; an error where not even one does."""
-    there = free(device)
-    if each > there:
-        raise UserError(f"{what} takes about {_mb(each)}, but only {_mb(there)} of memory is free. {remedy}")
-    return max(1, int(there * SHARE) // max(1, each))
+    if each > free(device):
+        raise UserError(f"{what} takes about {_mb(each)}, but {told(device)}. {remedy}")
+    return max(1, int(whole(device) * SHARE) // max(1, each))
+
+
+def told(device: torch.device) -> str:
+    """How much memory there is, in words."""
+    return f"only {_mb(free(device))} of {_mb(whole(device))} of memory are free"
 
 
 def _mb(amount: int) -> str:

@@ -14,7 +14,7 @@ from protofed.data.federation import Federation, Samples
 from protofed.engines import Trained, memory, nobody
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
-from protofed.method import Client, Method, Spec, Tree
+from protofed.method import Client, Method, Params, Spec, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
 from protofed.models.layers import matrix_convs, plain_pools
@@ -43,12 +43,14 @@ class ReferenceEngine:
         self.federation, self.optimizer, self.precision = federation, optimizer, precision
         self.seed, self.local_epochs, self.init = seed, local_epochs, init
         self.clients: MutableMapping[int, Client] = {}
+        self.notes: list[str] = []
         self._builders = builders
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
         self._together: dict[str, int] = {}
         self._flops: dict[str, float] = {}
+        self._lanes: dict[str, int] = {}
         self.architectures = [self._architecture(client) for client in range(federation.clients)]
         self._refuse_lonely_samples()
 
@@ -120,6 +122,29 @@ class ReferenceEngine:
             fits = memory.fitting(3 * largest, device, f"one sample in {name}", remedy)
             self._together[name] = max(1, min(fits // 2, MOST[device.type]))
         return self._together[name]
+
+    def lanes_that_fit(self, number: int) -> int:
+        """How many clients of this network can train at once: by all that a step of one makes, kept or not."""
+        name = self.architectures[number]
+        if name not in self._lanes:
+            model, spec = self._models[name], self._common[name]
+            x = torch.zeros(self.federation.batch_size, *self.federation.shape(number))
+
+            def step(params: Params, x: Tensor) -> Tensor:
+                logits: Tensor = model.training(spec.buffers, key)(Client(params, spec.buffers), x)[1]
+                return logits.square().sum()
+
+            key, *inputs = memory.on_meta((random.key(0), spec.params, x))
+            spec = spec._replace(buffers=memory.on_meta(spec.buffers))
+            made, _ = memory.counted(torch.func.grad(step), *inputs)
+            each, remedy = made + 4 * memory.size(spec.params), "Use a smaller model or batch_size."
+            self._lanes[name] = memory.fitting(each, self.federation.device, f"training one client of {name}", remedy)
+        return self._lanes[name]
+
+    def states_that_fit(self, number: int) -> int:
+        """How many clients' states of this network can be held at once, beside all else."""
+        each = 4 * memory.size(self._common[self.architectures[number]].params)
+        return max(1, int(memory.whole(self.federation.device) * memory.SHARE) // each)
 
     def flops(self, number: int) -> float:
         """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""

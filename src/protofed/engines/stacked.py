@@ -1,6 +1,7 @@
 """The stacked engine: clients of one architecture trained at once, by the same functions as one after another."""
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -17,17 +18,19 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from protofed import local
 from protofed.data.lanes import Lanes, best_width, pack
 from protofed.data.stacked import LazyBatches, StackedData
-from protofed.engines import Trained, nobody
+from protofed.engines import Trained, memory, nobody
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, rows_of, stack
 from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step, signature
 from protofed.engines.wire import Size, measure_down, measure_up
+from protofed.errors import UserError
 from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, Tree
 from protofed.metrics import Correct, Tally, add, tally
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
 from protofed.ops.trees import map_nodes, merge, under
 
+TRIED = 5  # steps from which the seconds of a round are told
 KEPT = 64  # traced and captured steps
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
 BLOCK = 2**20  # of them at a time
@@ -64,10 +67,16 @@ class StackedEngine:
         chunk: int = 0,
         workers: int = 1,
         compiled: bool = False,
+        ordered: bool = False,
         typical: Sequence[int] = (),
     ) -> None:
-        """`typical`: a round's clients, by which the number of lanes is chosen; without them, those of the first."""
+        """`ordered`: sums over clients in the order of the cohort, whatever the groups; `typical`: the clients of a
+        round, by which the number of lanes is chosen; without them, those of the first round."""
         self.reference, self.chunk, self.compiled, self.typical = reference, chunk, compiled, typical
+        self.ordered = ordered
+        self.notes: list[str] = []  # what the user should be told
+        self._refused: str | None = None  # why clients cannot be stacked, found in the first round
+        self._trial: list[float] | None = None  # seconds of training, where only some steps are taken to find out
         self.federation, self.optimizer = reference.federation, reference.optimizer
         self.device = self.federation.device
         self.workers = workers if self.device.type == "cpu" else 1
@@ -80,6 +89,8 @@ class StackedEngine:
         self._steps: dict[Any, Any] = {}
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
+        self._works = False
+        self._looks: dict[Method, bool] = {}  # whether a method's upload looks at the samples
         self._together: dict[tuple[int, ...], tuple[list[Client], Client]] = {}
         self._draws: dict[str, dict[str, torch.Size]] = {}
         self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
@@ -102,7 +113,7 @@ class StackedEngine:
         """What keeps a method's clients from being stacked, in words."""
         if not method.stackable:
             return f"{type(method).__name__} works on the host, client by client"
-        return None
+        return self._refused
 
     # training
 
@@ -111,7 +122,65 @@ class StackedEngine:
             return nobody(cohort)
         if self.why_not(method):
             return self.reference.train(method, server, cohort, round)
-        return self._run(method, server, cohort, round, last=False)
+        while True:
+            try:
+                trained = self._run(method, server, cohort, round, last=False)
+                self._works = True
+                return trained
+            except torch.OutOfMemoryError:
+                self._narrow()
+            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+                if self._works:
+                    raise
+                self._refused = f"torch.vmap cannot take {_operation(error)}"
+                self.notes.append(f"one client after another, not stacked: {self._refused}")
+                return self.reference.train(method, server, cohort, round)
+
+    def trial(self, method: Method, server: Tree, cohort: Sequence[int]) -> float:
+        """Seconds of training that a round takes, roughly, from a few steps; nothing comes of them."""
+        for _ in range(2):  # what comes a second time is traced or captured
+            self._trial = []
+            try:
+                self.train(method, server, cohort, 0)
+                found = sum(self._trial) / self.workers
+            finally:
+                self._trial = None
+        return found
+
+    def guess(self, rounds: int) -> float:
+        """Seconds of training that so many rounds take, very roughly, from sizes alone."""
+        seconds = 0.0
+        for group in self._groups(self.typical):
+            pace, width = self._pace, self._width(group)
+            steps = sum(-(-self.federation.used(i) // self.federation.batch_size) for i in group.numbers)
+            each = self.reference.flops(group.numbers[0]) * self.federation.batch_size / pace.speed
+            seconds += steps * self.reference.local_epochs * (pace.step / width + each)
+        return rounds * seconds / self.workers
+
+    def use_compiled(self) -> None:
+        """From now on compile training steps."""
+        self.compiled = True
+        for kept in (self._models, self._widths, self._steps, self._taken, self._seen):
+            kept.clear()
+
+    @property
+    def _pace(self) -> Pace:
+        return PACE["cuda" if self.device.type == "cuda" else "compiled" if self.compiled else "cpu"]
+
+    def _narrow(self) -> None:
+        """Fewer lanes, where there was too little memory for so many."""
+        widest = max(self._widths.values(), default=1)
+        if widest == 1:
+            raise UserError(
+                f"training one client at a time takes more memory than there is: {memory.told(self.device)}. "
+                "Use a smaller model or batch_size."
+            )
+        self.chunk = widest // 2
+        self.notes.append(f"too little memory for {widest} clients at once; going on with {self.chunk}")
+        for kept in (self._widths, self._steps, self._taken, self._seen, self._together):
+            kept.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         if self.why_not(method):
@@ -121,13 +190,10 @@ class StackedEngine:
     def _run(self, method: Method, server: Tree, cohort: Sequence[int], round: int, last: bool) -> Trained:
         down = method.broadcast(server, self._ids(cohort))
         groups = self._groups(cohort)
+        order = self._ids([i for group in groups for i in group.places]).argsort()
         states = {number: self.reference.client(method, number) for number in cohort}  # new ones draw, one by one
         parts = self._each(lambda group: self._train_group(method, group, states, down, round, last), groups)
-        order = self._ids([i for group in groups for i in group.places]).argsort()
-        up = map_nodes(
-            lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n,
-            reduce(merge, [part.up for part in parts]),
-        )
+        up = self._merged([part.up for part in parts], order)
         merged = [number for group in groups for number in group.numbers]
         losses = dict(zip(merged, (loss for part in parts for loss in part.losses), strict=True))
         return Trained(
@@ -139,6 +205,18 @@ class StackedEngine:
             received=reduce(Size.__add__, [part.received for part in parts]),
         )
 
+    def _merged(self, ups: Sequence[Tree], order: Tensor) -> Tree:
+        """The uploads of all groups together: what is seen client by client in the order of the cohort, the rest
+        summed, in that order too if that was asked for."""
+        if not self.ordered:
+            return map_nodes(
+                lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n, reduce(merge, ups)
+            )
+        rows = tree_map(lambda *parts: torch.cat(parts)[order], *ups)
+        return map_nodes(
+            lambda n: n if isinstance(n, Each) else tree_map(lambda t: reduce(torch.add, t.unbind(0)), n), rows
+        )
+
     def _groups(self, cohort: Sequence[int]) -> list[Group]:
         """Clients of one architecture, those with the most samples first, dealt evenly to the workers."""
         by_name: dict[str, list[int]] = {}
@@ -146,7 +224,8 @@ class StackedEngine:
             by_name.setdefault(self.architectures[cohort[place]], []).append(place)
         groups = []
         for name, places in by_name.items():
-            parts = min(len(places), self.workers)
+            fits = self.reference.states_that_fit(cohort[places[0]])
+            parts = min(len(places), max(self.workers, -(-len(places) // fits)))
             groups += [Group(name, places[i::parts], [cohort[p] for p in places[i::parts]]) for i in range(parts)]
         return groups
 
@@ -182,10 +261,11 @@ class StackedEngine:
             if name not in self._widths:
                 groups = [g for g in self._groups(self.typical) if g.architecture == name] or [group]
                 steps = [[-(-self.federation.used(i) // self.federation.batch_size) for i in g.numbers] for g in groups]
-                pace = PACE["cuda" if self.device.type == "cuda" else "compiled" if self.compiled else "cpu"]
+                pace = self._pace
                 each = self.reference.flops(group.numbers[0]) * self.federation.batch_size / pace.speed
                 width = max(best_width(n, pace.step, each, pace.change) for n in steps)
-                self._widths[name] = min(width, self.chunk or width)
+                fits = self.reference.lanes_that_fit(group.numbers[0]) // self.workers
+                self._widths[name] = max(1, min(width, self.chunk or width, fits))
             return self._widths[name]
 
     def _train_group(
@@ -204,7 +284,9 @@ class StackedEngine:
         if not last:
             with self._timed("upload"):
                 up, client = self._upload(method, model, group, client, key, seen, mine, dims)
-        summed = map_nodes(lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0), n), up)
+        summed = up
+        if not self.ordered:
+            summed = map_nodes(lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0), n), up)
         many = len(group.numbers)
         copy = many < len(self.architectures)  # a view would keep the others of its round alive
         return Trained(
@@ -265,7 +347,11 @@ class StackedEngine:
         parts = samples.parts(group.numbers, self._at_once(group))
 
         def one(client: Client, parts: Any, counts: Tensor, key: Tensor, seen: Tree, down: Tree) -> Any:
-            return function(model, client, LocalData(LazyBatches(samples.train, parts), counts, key, seen), down)
+            batches = LazyBatches(samples.train, parts)
+            made = function(model, client, LocalData(batches, counts, key, seen), down)
+            if function.__name__ == "upload":
+                self._looks[function.__self__] = batches.looked  # type: ignore[attr-defined]
+            return made
 
         mapped = vmap(one, in_dims=(0, 0, 0, 0, 0, dims))
         name = (group.architecture, function.__func__, function.__self__, str(dims))  # type: ignore[attr-defined]
@@ -292,8 +378,12 @@ class StackedEngine:
         down: Tree,
         dims: Tree,
     ) -> tuple[Tree, Client]:
-        """What all clients send and keep; on a CPU clients of like size at a time, for less padding."""
+        """What all clients send and keep; where they look at their samples again, some clients at a time."""
+        looks = self._looks.get(method, True)
         pieces = self._pieces(group, [len(self.federation.train_rows(i)) for i in group.numbers])
+        if not looks or len(pieces) == 1:
+            made: tuple[Tree, Client] = self._apply(method.upload, model, group, client, key, seen, down, dims)
+            return made
         found = []
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
@@ -301,8 +391,8 @@ class StackedEngine:
             at, mine = along(index, (client, key, seen)), along(index, down, dims)
             found.append(self._apply(method.upload, model, some, at[0], at[1], at[2], mine, dims))
         order = self._ids([i for piece in pieces for i in piece]).argsort()
-        joined: tuple[Tree, Client] = along(order, join(found)) if len(pieces) > 1 else found[0]
-        return joined
+        made = along(order, join(found))
+        return made  # noqa: RET504
 
     def _pieces(self, group: Group, sizes: Sequence[int]) -> list[list[int]]:
         """Clients that are passed together outside of training, unless one alone keeps the device busy: on a CPU those
@@ -388,7 +478,13 @@ class StackedEngine:
             leaves, form = tree_flatten(feed)
             times = list(zip(*(leaf.unbind(0) for leaf in leaves), strict=True))
             step = step.bind(carried, *fixed[1:]) if isinstance(step, Traced) else partial(_loose, step, carried, fixed)
+        started: list[float] = []
         for now in range(lanes.length):
+            if self._trial is not None:
+                started.append(self._time())
+                if now == min(TRIED, lanes.length - 1):
+                    self._trial.append(float(min(np.diff(started), default=0.0)) * lanes.length)
+                    return home
             if now in moves:
                 self._leave(carried, home, *moves[now][:2])
                 self._enter(carried, home, fixed, (black, down), dims, *moves[now][::2])
@@ -474,10 +570,19 @@ class StackedEngine:
             often = self._taken[form] > 1
             core: Any = plain
             if self.compiled or (often and self.device.type == "cpu"):
-                core = self._remember(form, lambda: Traced(plain, (carried, now, *fixed[1:]), self.compiled)) or plain
+                core = self._remember(form, lambda: self._trace(plain, (carried, now, *fixed[1:]))) or plain
             if not often or self.device.type == "cpu":
                 return core, carried
             return self._captured(form, core, samples, carried, feed, fixed) or core, carried
+
+    def _trace(self, step: Callable[..., Any], inputs: Sequence[Tree]) -> Any:
+        """The step as operations, compiled if that was asked for and works."""
+        if self.compiled:
+            try:
+                return Traced(step, inputs, compiled=True)
+            except Exception as error:  # whatever goes wrong in a compiler
+                self.notes.append(f"a training step could not be compiled and runs as it is ({_first_line(error)})")
+        return Traced(step, inputs, compiled=False)
 
     def _remember(self, name: Any, make: Callable[[], Any]) -> Any:
         """What was made under this name, made now if there is room."""
@@ -579,6 +684,16 @@ class StackedEngine:
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
         return self.reference.global_tally(method, server)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _operation(error: Exception) -> str:
+    """Which operation an error of torch.vmap is about, or what it says."""
+    found = re.search(r"aten::\w+|torch\.\w+|\.item\(\)", str(error))
+    return f"{found.group()} ({_first_line(error)})" if found else f"this model or method ({_first_line(error)})"
 
 
 def _now(samples: StackedData, feed: Tree, fixed: Tree) -> Now:

@@ -71,8 +71,21 @@ def stack(trees: Sequence[Tree]) -> Tree:
 def rows_of(tree: Tree, copy: bool) -> list[Tree]:
     """Every client's tree, as a view or with memory of its own."""
     leaves, form = tree_flatten(tree)
-    rows = zip(*(leaf.unbind(0) for leaf in leaves), strict=True)
-    return [tree_unflatten([t.clone() for t in row] if copy else row, form) for row in rows]
+    many = len(leaves[0])
+    found: list[list[Any]] = [[None] * len(leaves) for _ in range(many)]
+    for dtype in {leaf.dtype for leaf in leaves}:
+        places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        shapes = [leaves[i].shape[1:] for i in places]
+        if copy:  # all of a client in one piece of memory, for one copy instead of many
+            flat = torch.cat([leaves[i].reshape(many, -1) for i in places], 1)
+            rows = [row.clone().split([shape.numel() for shape in shapes]) for row in flat.unbind(0)]
+            rows = [[part.view(shape) for part, shape in zip(row, shapes, strict=True)] for row in rows]
+        else:
+            rows = list(zip(*(leaves[i].unbind(0) for i in places), strict=True))
+        for mine, row in zip(found, rows, strict=True):
+            for place, part in zip(places, row, strict=True):
+                mine[place] = part
+    return [tree_unflatten(mine, form) for mine in found]
 
 
 def finite_rows(tree: Tree, many: int) -> Tensor:

@@ -25,7 +25,7 @@ class KeyedDropout(nn.Module):
 
     def draw(self, key: Tensor, shape: torch.Size) -> Tensor:
         """What is kept (..., *shape) with keys (..., 2)."""
-        return random.uniform(key, shape.numel()).reshape(*key.shape[:-1], *shape) >= self.p
+        return random.at_least(key, shape.numel(), self.p).reshape(*key.shape[:-1], *shape)
 
     def shape(self, x: Tensor) -> torch.Size:
         """Of what is drawn for an input."""
@@ -87,7 +87,7 @@ class MatrixConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         sides = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(x.shape[2:], *self.how, strict=True)]
         out = self.weight.flatten(1) @ _Columns.apply(x, *self.how)
-        out = out.reshape(-1, len(x), *sides).transpose(0, 1)
+        out = out.reshape(-1, len(x), *sides).transpose(0, 1).contiguous()
         return out if self.bias is None else out + self.bias[:, None, None]
 
 

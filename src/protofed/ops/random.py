@@ -49,6 +49,25 @@ def uniform(key: Tensor, n: int) -> Tensor:
     return (bits(key, n) >> 8) * 2.0**-24
 
 
+def at_least(key: Tensor, n: int, p: float) -> Tensor:
+    """uniform(key, n) >= p (..., n), in half the memory."""
+    counter = _small(torch.arange(n, device=key.device) * 0x9E3779B9 & WORD)
+    word = _mix_small(_mix_small(counter ^ _small(key[..., :1])) ^ _small(key[..., 1:]))
+    return (word >> 8 & 0xFFFFFF) >= math.ceil(p * 2**24)
+
+
+def _small(words: Tensor) -> Tensor:
+    """Words as int32, the upper half of them negative."""
+    return torch.where(words > 0x7FFFFFFF, words - (WORD + 1), words).to(torch.int32)
+
+
+def _mix_small(word: Tensor) -> Tensor:
+    """_mix in int32, whose products keep the lower 32 bits; shifted in bits are cleared."""
+    word = (word ^ (word >> 16 & 0xFFFF)) * 0x21F0AAAD
+    word = (word ^ (word >> 15 & 0x1FFFF)) * 0x735A2D97
+    return word ^ (word >> 15 & 0x1FFFF)
+
+
 def normal(key: Tensor, n: int) -> Tensor:
     """Standard normal numbers (..., n), by Box and Muller."""
     u = uniform(key, 2 * n)

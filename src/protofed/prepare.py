@@ -1,0 +1,180 @@
+"""From an experiment to all that its run needs, checked: data, who has what, and an engine."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from protofed.data.domain import Domain
+from protofed.data.federation import Federation
+from protofed.data.sources import load
+from protofed.data.split import Split
+from protofed.engines import Engine
+from protofed.engines.reference import ReferenceEngine
+from protofed.engines.stacked import StackedEngine
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder
+from protofed.ops import random
+from protofed.ops.trees import under
+
+SMALL = 200_000  # parameters, up to which training clients at once pays on a CPU
+COMPILING = 20.0  # seconds to compile one kind of step, roughly
+GAIN = {"cpu": 0.5, "cuda": 0.35}  # share of the training's time that compiling saves, roughly
+
+
+class Prepared(NamedTuple):
+    """All that a run needs, checked."""
+
+    domains: list[Domain]
+    split: Split
+    engine: Engine
+    notes: tuple[str, ...]
+
+
+def prepare_split(
+    experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None
+) -> tuple[list[Domain], Split]:
+    """Who has what in this experiment."""
+    domains = domains or load(experiment.data, data_dir)
+    return domains, experiment.partition(domains, experiment.clients, experiment.seed)
+
+
+def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None) -> Prepared:
+    """Load (or take), split and build; whatever can be refused is refused here, before anything is written."""
+    device = experiment.torch_device()
+    domains, split = prepare_split(experiment, data_dir, domains)
+    federation = Federation(
+        domains,
+        split,
+        seed=experiment.seed,
+        batch_size=experiment.batch_size,
+        drop_last=experiment.drop_last,
+        normalize=experiment.data.normalize,
+        augmentations=experiment.data.augment,
+        device=device,
+    )
+    choices = [experiment.model_of(client) for client in range(experiment.clients)]
+    reference = ReferenceEngine(
+        federation,
+        [(choice.label, choice) for choice in choices],
+        experiment.optimizer,
+        seed=experiment.seed,
+        local_epochs=experiment.local_epochs,
+        init=experiment.method.init,
+        precision=experiment.engine.precision,
+    )
+    experiment.method.check(reference.specs())
+    _check_phases(experiment, reference)
+    _check_tests(experiment, federation, reference)
+    if experiment.engine.name == "reference":
+        return Prepared(domains, split, reference, ())
+    workers = experiment.engine.threads or os.cpu_count() or 1
+    alone = experiment.engine.name == "auto" and device.type == "cpu" and _largest(reference) > SMALL
+    stacked = StackedEngine(
+        reference,
+        chunk=1 if alone else experiment.engine.chunk,
+        workers=workers,
+        compiled=experiment.engine.compile == "always",
+        ordered=experiment.engine.ordered,
+        typical=draw_cohort(experiment, 0),
+    )
+    why_not = stacked.why_not(experiment.method)
+    notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
+    return Prepared(domains, split, stacked, notes)
+
+
+def _largest(engine: Engine) -> int:
+    """Parameters of the largest model."""
+    return max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
+
+
+def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
+    """Whatever a method trains, every model must have."""
+    method = experiment.method
+    for spec in engine.specs():
+        names = method.init_client(spec).params
+        for prefix in {p for phase in (*method.phases(), *method.last_phases()) for p in phase.trains}:
+            if not under(names, prefix):
+                has = ", ".join(sorted({name.split(".")[0] for name in names}))
+                raise UserError(
+                    f"method.name = {experiment.method_name!r} trains {prefix}*, but {spec.architecture} has {has}. "
+                    "Use another model or method."
+                )
+
+
+def _check_tests(experiment: Experiment, federation: Federation, engine: ReferenceEngine) -> None:
+    """The global model can only be measured where there is something to measure it on."""
+    server = experiment.method.init_server(engine.specs()[0])
+    tests = sum(len(federation.global_test(domain).y) for domain in range(len(federation.shapes)))
+    if experiment.evaluate.gm and not tests and experiment.method.global_client(server) is not None:
+        raise UserError(
+            f"evaluate.gm = {experiment.evaluate.gm} measures the global model of {experiment.method_name} on the test "
+            f"part of {experiment.data.name!r}, which is empty. Use evaluate.gm = 0, or data with a test part."
+        )
+
+
+def choose(experiment: Experiment, engine: Engine, server: Any, folder: RunFolder, tell: Callable[[str], None]) -> None:
+    """Compile training steps where the run is long enough to repay it: found by a few steps at its beginning, and kept
+    in its folder, because compiled steps round otherwise."""
+    if not isinstance(engine, StackedEngine) or experiment.engine.compile != "auto":
+        return
+    if engine.why_not(experiment.method) or engine.guess(experiment.rounds) * GAIN[engine.device.type] < COMPILING:
+        return
+    kept = folder.file("engine.json")
+    if not kept.is_file():
+        ahead = engine.trial(experiment.method, server, draw_cohort(experiment, 0)) * experiment.rounds
+        cost = COMPILING * len(experiment.method.phases()) * len(set(engine.architectures))
+        pays = ahead * GAIN[engine.device.type] > 2 * cost
+        folder.write_json("engine.json", {"compiled": pays, "training_s": ahead, "compiling_s": cost})
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    if not found["compiled"]:
+        return
+    lacking = no_compiler(engine.device)
+    if lacking:
+        tell(f"{lacking}: training stays uncompiled, and takes up to twice as long")
+        return
+    tell(
+        f"compiling the training step ({found['compiling_s']:.0f} s or so, once): some {found['training_s']:.0f} s of "
+        "training are ahead. engine.compile = never leaves it out"
+    )
+    engine.use_compiled()
+
+
+def no_compiler(device: torch.device) -> str | None:
+    """What is missing for compiling, in words."""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):
+        return "there is no C++ compiler (g++ or clang++)"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def draw_cohort(experiment: Experiment, round: int) -> list[int]:
+    """The clients of a round, from seed and round alone, so that every method meets the same ones."""
+    size = max(1, int(experiment.participation * experiment.clients + 1e-9))
+    if size == experiment.clients:
+        return list(range(size))
+    order = random.permutation(random.key(experiment.seed, "cohort", round), experiment.clients)
+    return sorted(order[:size].tolist())
+
+
+@contextlib.contextmanager
+def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
+    """Clients are spread over threads, not the work of one of them; products are rounded only where that was asked
+    for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads((isinstance(engine, ReferenceEngine) and experiment.engine.threads) or 1)
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision != "fp32"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
