@@ -144,7 +144,14 @@ def choose(experiment: Experiment, engine: Engine, server: Any, folder: RunFolde
         f"compiling the training step ({found['compiling_s']:.0f} s or so, once): some {found['training_s']:.0f} s of "
         "training are ahead. engine.compile = never leaves it out"
     )
-    engine.use_compiled()
+    engine.use(compiled=True)
+    if "compiled_training_s" not in found:
+        ahead = engine.trial(experiment.method, server, draw_cohort(experiment, 0)) * experiment.rounds
+        found |= {"compiled_training_s": ahead, "compiled": ahead < found["training_s"]}
+        folder.write_json("engine.json", found)
+        if not found["compiled"]:
+            tell("compiled it is not faster here; going on without")
+            engine.use(compiled=False)
 
 
 def no_compiler(device: torch.device) -> str | None:

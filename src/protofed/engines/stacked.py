@@ -21,8 +21,8 @@ from protofed.data.stacked import LazyBatches, StackedData
 from protofed.engines import Trained, memory, nobody
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, rows_of, stack
-from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step, signature
-from protofed.engines.wire import Size, measure_down, measure_up
+from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step
+from protofed.engines.wire import Size, measure_down, measure_up, signature
 from protofed.errors import UserError
 from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, Tree
 from protofed.metrics import Correct, Tally, add, tally
@@ -157,9 +157,9 @@ class StackedEngine:
             seconds += steps * self.reference.local_epochs * (pace.step / width + each)
         return rounds * seconds / self.workers
 
-    def use_compiled(self) -> None:
-        """From now on compile training steps."""
-        self.compiled = True
+    def use(self, compiled: bool) -> None:
+        """From now on compile training steps, or not."""
+        self.compiled = compiled
         for kept in (self._models, self._widths, self._steps, self._taken, self._seen):
             kept.clear()
 

@@ -74,12 +74,6 @@ def lanes_step(
     return step
 
 
-def signature(tree: Tree) -> Any:
-    """What a traced or captured step depends on: the tree's form, its shapes and its types."""
-    leaves, form = tree_flatten(tree)
-    return str(form), tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
-
-
 class Traced:
     """A step as a list of operations, without the machinery that found them; compiled if asked for."""
 

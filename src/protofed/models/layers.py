@@ -9,6 +9,7 @@ from protofed.errors import UserError
 from protofed.ops import random
 
 Pair = tuple[int, int]
+LONG = 8192  # terms of a sum
 
 
 class KeyedDropout(nn.Module):
@@ -52,28 +53,42 @@ class Pool2x2(nn.Module):
         return torch.maximum(rows[..., 0::2], rows[..., 1::2])
 
 
-class _Columns(torch.autograd.Function):
-    """What each output of a convolution looks at: images (B, C, H, W) -> columns (C * k * k, B * outputs)."""
+class _Conv(torch.autograd.Function):
+    """A convolution of images (B, C, H, W) as a product with what each output looks at (C * k * k, B * outputs)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-        (high, wide), (down, right), (above, beside) = kernel, stride, padding
+    def forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+        (high, wide), (down, right), (above, beside) = weight.shape[2:], stride, padding
         x = nn.functional.pad(x, (beside, beside, above, above)) if above or beside else x
         windows = x.unfold(2, high, down).unfold(3, wide, right)  # (B, C, h, w, k, k)
-        return windows.permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * high * wide, -1)
+        columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * high * wide, -1)
+        sides = windows.shape[2:4]
+        return (weight.flatten(1) @ columns).reshape(-1, len(x), *sides).transpose(0, 1).contiguous(), columns
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Pair, Pair, Pair], output: Tensor) -> None:
-        x, *ctx.how = inputs
-        ctx.shape = x.shape
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pair, Pair], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, *ctx.how = inputs
+        ctx.size = x.shape[2:]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(weight, output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (kernel, stride, padding), (many, _, *size) = ctx.how, ctx.shape
-        columns = grad.reshape(grad.shape[0], many, -1).transpose(0, 1)
-        return nn.functional.fold(columns, size, kernel, padding=padding, stride=stride), None, None, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        (weight, columns), (stride, padding) = ctx.saved_tensors, ctx.how
+        many, outputs = len(grad), grad.shape[2] * grad.shape[3]
+        flat = grad.transpose(0, 1).flatten(1)
+        if many * outputs > LONG:  # image by image, because one long sum of products keeps few processors busy
+            images = columns.reshape(-1, many, outputs).permute(1, 2, 0)
+            to_weight = (grad.flatten(2) @ images).sum(0)
+        else:
+            to_weight = flat @ columns.T
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            back = (weight.flatten(1).T @ flat).reshape(-1, many, outputs).transpose(0, 1)
+            to_x = nn.functional.fold(back, ctx.size, weight.shape[2:], padding=padding, stride=stride)
+        return to_x, to_weight.reshape(weight.shape), None, None
 
 
 class MatrixConv(nn.Module):
@@ -82,12 +97,10 @@ class MatrixConv(nn.Module):
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
-        self.how = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.padding)
+        self.how = _pair(conv.stride), _pair(conv.padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        sides = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(x.shape[2:], *self.how, strict=True)]
-        out = self.weight.flatten(1) @ _Columns.apply(x, *self.how)
-        out = out.reshape(-1, len(x), *sides).transpose(0, 1).contiguous()
+        out: Tensor = _Conv.apply(x, self.weight, *self.how)[0]
         return out if self.bias is None else out + self.bias[:, None, None]
 
 
