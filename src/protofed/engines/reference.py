@@ -49,6 +49,7 @@ class ReferenceEngine:
         self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
         self._together: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
         self._flops: dict[str, float] = {}
         self._lanes: dict[str, int] = {}
         self.architectures = [self._architecture(client) for client in range(federation.clients)]
@@ -110,16 +111,22 @@ class ReferenceEngine:
 
         return FunctionalModel(self._modules[self.architectures[number]], padded=True, change=change)
 
+    def largest(self, number: int) -> int:
+        """Bytes of the largest thing that a client's network makes of one sample."""
+        name = self.architectures[number]
+        if name not in self._largest:
+            x = self.federation.train(number).x[:1]
+            x = x if len(x) else torch.zeros(1, *self.federation.shape(number))
+            with torch.no_grad():
+                _, self._largest[name] = memory.counted(self._models[name], Client(*state(self._modules[name])), x)
+        return self._largest[name]
+
     def together(self, number: int) -> int:
         """Samples that pass a client's network at once outside of training: as many as there is memory for."""
-        name = self.architectures[number]
+        name, device = self.architectures[number], self.federation.device
         if name not in self._together:
-            device, shape = self.federation.device, self.federation.shape(number)
-            client, x = Client(*state(self._modules[name])), self.federation.train(number).x[:1]
-            with torch.no_grad():
-                _, largest = memory.counted(self._models[name], client, x if len(x) else torch.zeros(1, *shape))
             remedy = "Use a smaller model or smaller inputs."
-            fits = memory.fitting(3 * largest, device, f"one sample in {name}", remedy)
+            fits = memory.fitting(3 * self.largest(number), device, f"one sample in {name}", remedy)
             self._together[name] = max(1, min(fits // 2, MOST[device.type]))
         return self._together[name]
 

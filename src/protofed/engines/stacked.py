@@ -20,7 +20,7 @@ from protofed.data.lanes import Lanes, best_width, pack
 from protofed.data.stacked import LazyBatches, StackedData
 from protofed.engines import Trained, memory, nobody
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacks import along, deal_to, finite_rows, join, pick, put, rows_of, stack
+from protofed.engines.stacks import along, deal_to, finite_rows, join, one_by_one, pick, put, rows_of, stack
 from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step
 from protofed.engines.wire import Size, measure_down, measure_up, signature
 from protofed.errors import UserError
@@ -34,7 +34,8 @@ TRIED = 5  # steps from which the seconds of a round are told
 KEPT = 64  # traced and captured steps
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
 BLOCK = 2**20  # of them at a time
-BUSY = {"cpu": 3e7, "cuda": 1e11}  # operations of one client that keep a device busy by themselves
+BUSY = {"cpu": 3e7, "cuda": 2e10}  # operations of one client that keep a device busy by themselves
+CACHE = 2**20  # bytes for the largest thing that a step makes on a CPU, so that the next operation finds it there
 PADDED = 1.15  # samples with padding to those without, in one pass on a CPU
 
 
@@ -226,7 +227,13 @@ class StackedEngine:
         for name, places in by_name.items():
             fits = self.reference.states_that_fit(cohort[places[0]])
             parts = min(len(places), max(self.workers, -(-len(places) // fits)))
-            groups += [Group(name, places[i::parts], [cohort[p] for p in places[i::parts]]) for i in range(parts)]
+            dealt: list[list[int]] = [[] for _ in range(parts)]
+            loads = [0] * parts
+            for place in places:  # each to the group that has least to do
+                group = loads.index(min(loads))
+                dealt[group].append(place)
+                loads[group] += self.federation.used(cohort[place]) + 1
+            groups += [Group(name, some, [cohort[place] for place in some]) for some in dealt]
         return groups
 
     def _each(self, work: Callable[[Group], Any], groups: Sequence[Group]) -> list[Any]:
@@ -265,6 +272,9 @@ class StackedEngine:
                 each = self.reference.flops(group.numbers[0]) * self.federation.batch_size / pace.speed
                 width = max(best_width(n, pace.step, each, pace.change) for n in steps)
                 fits = self.reference.lanes_that_fit(group.numbers[0]) // self.workers
+                if self.device.type == "cpu":
+                    each_lane = self.reference.largest(group.numbers[0]) * self.federation.batch_size
+                    fits = min(fits, CACHE // max(1, each_lane))
                 self._widths[name] = max(1, min(width, self.chunk or width, fits))
             return self._widths[name]
 
@@ -353,7 +363,8 @@ class StackedEngine:
                 self._looks[function.__self__] = batches.looked  # type: ignore[attr-defined]
             return made
 
-        mapped = vmap(one, in_dims=(0, 0, 0, 0, 0, dims))
+        sizes = [len(self.federation.train_rows(i)) for i in group.numbers]
+        mapped = self._mapped(group, sizes)(one, in_dims=(0, 0, 0, 0, 0, dims))
         name = (group.architecture, function.__func__, function.__self__, str(dims))  # type: ignore[attr-defined]
         return self._pass(name, mapped, client, parts, self.federation.counts[group.numbers], key, seen, down)
 
@@ -394,14 +405,21 @@ class StackedEngine:
         made = along(order, join(found))
         return made  # noqa: RET504
 
+    def _alone(self, group: Group, sizes: Sequence[int]) -> bool:
+        """Whether so many samples of one client keep the device busy by themselves."""
+        return self.reference.flops(group.numbers[0]) * sum(sizes) / max(1, len(sizes)) > BUSY[self.device.type]
+
+    def _mapped(self, group: Group, sizes: Sequence[int]) -> Callable[..., Any]:
+        """How a function of one client becomes one of many."""
+        return one_by_one if self.device.type == "cuda" and self._alone(group, sizes) else vmap
+
     def _pieces(self, group: Group, sizes: Sequence[int]) -> list[list[int]]:
-        """Clients that are passed together outside of training, unless one alone keeps the device busy: on a CPU those
-        of like size, for less padding."""
-        alone = self.reference.flops(group.numbers[0]) * sum(sizes) / max(1, len(sizes)) > BUSY[self.device.type]
-        if alone:
-            return [[place] for place in range(len(sizes))]
+        """Clients that are passed together outside of training: on a CPU those of like size, for less padding, unless
+        one alone keeps it busy."""
         if self.device.type != "cpu":
             return [list(range(len(sizes)))]
+        if self._alone(group, sizes):
+            return [[place] for place in range(len(sizes))]
         pieces: list[list[int]] = []
         largest = real = 0
         for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -668,12 +686,13 @@ class StackedEngine:
             mask = torch.ones_like(rows, dtype=torch.bool)
 
         wide = max(1, self._at_once(group) // len(group.numbers))
+        mapped = self._mapped(group, [rows.shape[-1]])
 
         def count(client: Client, x: Tensor, y: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
             return tally(method.predict(model, client, x, down), y, own, mask)
 
         def work(client: Client, rows: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
-            counted = vmap(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
+            counted = mapped(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
             parts = zip(rows.split(wide, -1), mask.split(wide, -1), strict=True)
             return reduce(add, [counted(client, samples.test.x[r], samples.test.y[r], m, own, down) for r, m in parts])
 

@@ -1,6 +1,6 @@
 """Trees of tensors with an axis of clients in front."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,26 @@ def rows_of(tree: Tree, copy: bool) -> list[Tree]:
             for place, part in zip(places, row, strict=True):
                 mine[place] = part
     return [tree_unflatten(mine, form) for mine in found]
+
+
+def one_by_one(function: Callable[..., Tree], in_dims: Sequence[Tree]) -> Callable[..., Tree]:
+    """What vmap does, client after client: where one of them keeps a device busy, that is faster."""
+
+    def run(*inputs: Tree) -> Tree:
+        flat = [tree_flatten(part) for part in inputs]
+        axes = [_axes(part, dims) for part, dims in zip(inputs, in_dims, strict=True)]
+        pairs = [pair for (leaves, _), dims in zip(flat, axes, strict=True) for pair in zip(leaves, dims, strict=True)]
+        many = next(len(leaf) for leaf, axis in pairs if axis == 0)
+
+        def row(number: int) -> list[Tree]:
+            return [
+                tree_unflatten([t if d is None else t[number] for t, d in zip(leaves, dims, strict=True)], form)
+                for (leaves, form), dims in zip(flat, axes, strict=True)
+            ]
+
+        return stack([function(*row(number)) for number in range(many)])
+
+    return run
 
 
 def finite_rows(tree: Tree, many: int) -> Tensor:
