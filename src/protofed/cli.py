@@ -253,12 +253,12 @@ def explain(
 def bench(
     workload: Annotated[str, typer.Argument(help="One of: " + ", ".join(WORKLOADS) + ".")],
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are timed, after two to warm up.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are timed, after some to warm up.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Time one workload on the reference engine and on the stacked one, in one run.
+    """Time one workload on the reference engine and on the stacked one, as it is and compiled, in one run.
 
     Example:
 

@@ -264,18 +264,23 @@ def _by_architecture(numbers: Mapping[str, int]) -> str:
 
 
 def bench(console: Console, found: Mapping[str, Any]) -> None:
-    """Both engines side by side, with the parts of a round."""
+    """All engines side by side, with the parts of a round."""
+    ways = [way for way in ("reference", "uncompiled", "compiled") if f"{way}_s" in found]
     table = Table(title=f"{found['workload']}: {found['about']}", title_justify="left")
-    for name in ("seconds a round", "reference", "stacked"):
-        table.add_column(name, justify="right" if name != "seconds a round" else "left")
-    table.add_row("whole", f"{found['reference_s']:.4f}", f"{found['stacked_s']:.4f}")
-    for part, seconds in found["stacked_parts"].items():
-        table.add_row(f"  {part}", f"{found['reference_parts'][part]:.4f}", f"{seconds:.4f}")
+    table.add_column("seconds a round")
+    for way in ways:
+        table.add_column(way if way == "reference" else f"stacked, {way}", justify="right")
+    table.add_row("whole", *(f"{found[f'{way}_s']:.4f}" for way in ways))
+    for part in found["stacked_parts"]:
+        numbers = [found[f"{way}_parts"].get(part) for way in ways]
+        table.add_row(f"  {part}", *("-" if n is None else f"{n:.4f}" for n in numbers))
+    table.add_row("first round", *(f"{found[f'{way}_first_s']:.2f}" for way in ways))
     console.print(table)
     say(
         console,
-        f"ratio {found['ratio']:.1f}; {found['times_floor']:.1f} times the floor of {found['floor_s']:.4f} s; "
-        f"peak {found['peak_mb']:.0f} MB; {found['device']}, {found['precision']}, torch {found['torch']}",
+        f"ratio {found['ratio']:.1f} ({found['best']}); {found['not_training']:.0%} is not training; "
+        f"{found['times_floor']:.1f} times the floor of {found['floor_s']:.4f} s; peak {found['peak_mb']:.0f} MB; "
+        f"{found['device']}, {found['precision']}, torch {found['torch']}",
     )
     if found["note"]:
         say(console, f"note: {found['note']}")

@@ -35,7 +35,7 @@ KEPT = 64  # traced and captured steps
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
 BLOCK = 2**20  # of them at a time
 BUSY = {"cpu": 3e7, "cuda": 2e10}  # operations of one client that keep a device busy by themselves
-CACHE = 2**20  # bytes for the largest thing that a step makes on a CPU, so that the next operation finds it there
+CACHE = 5 * 2**19  # bytes for the largest thing that a step makes on a CPU, so that the next operation finds it there
 PADDED = 1.15  # samples with padding to those without, in one pass on a CPU
 
 
