@@ -80,7 +80,7 @@ def protofed(changes: tuple[str, ...], data_dir: Path | None) -> Iterator[float]
 def measure(changes: tuple[str, ...], data_dir: Path | None, clients: int, rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds and accuracy of everybody, a round of each in turn."""
     others = {
-        STACKED: protofed((*changes, "engine.name=stacked"), data_dir),
+        STACKED: protofed((*changes, "engine.name=stacked", "engine.compile=always"), data_dir),
         PLAIN: plain(changes, data_dir, True),
         STRAIGHT: plain(changes, data_dir, False),
         REFERENCE: protofed((*changes, "engine.name=reference", "engine.threads=1"), data_dir),

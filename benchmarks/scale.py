@@ -25,7 +25,7 @@ print(json.dumps([[line["seconds"] for line in result.rounds], peak]))
 SAME = (
     "partition.ways=2",
     "partition.spread=0",
-    "partition.shots=3",
+    "partition.shots=2",
     "partition.test_shots=0",
     "evaluate.pm_clients=1",
 )

@@ -5,21 +5,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
 from protofed.data.split import Split
 from protofed.data.stacked import StackedData
-from protofed.engines import Engine
+from protofed.engines import Engine, memory
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.stacked import StackedEngine
-from protofed.method import Method
+from protofed.engines.stacks import one_by_one
+from protofed.errors import UserError
+from protofed.method import Mean, Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
 from protofed.models.mlp import Net, chain
 from protofed.ops.optim import Optimizer
+from protofed.prepare import no_compiler
 
 ROWS = (range(0, 17), (17,), range(20, 48, 4), (18, 19, 22, 23, 26), range(48, 60))
 COHORTS = [[0, 1, 2, 3, 4], [2, 0], [3, 1, 4, 0, 2]]
@@ -170,3 +173,107 @@ def test_what_cannot_be_stacked_is_said() -> None:
     ragged = engine(METHODS["fedavg"](), ("cnn_mnist",) * 5)
     assert StackedEngine(ragged).why_not(METHODS["fedavg"]()) is None
     assert "host" in str(StackedEngine(ragged).why_not(METHODS["dpfedcl"]()))
+
+
+@pytest.mark.skipif(no_compiler(torch.device("cpu")) is not None, reason="compiling needs a C++ compiler")
+def test_compiled_steps_agree_too() -> None:
+    method = METHODS["fedproto"](source="inloop")
+    compiled = StackedEngine(engine(method), workers=2, compiled=True)
+    agree(play(engine(method), method), play(compiled, method))
+    assert compiled.notes == []
+
+
+def test_where_compiling_fails_steps_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such flag\nand more")
+
+    monkeypatch.setattr(torch._inductor, "compile", fail)
+    method = METHODS["fedavg"]()
+    compiled = StackedEngine(engine(method), compiled=True)
+    agree(play(engine(method), method), play(compiled, method))
+    assert compiled.notes[0] == "a training step could not be compiled and runs as it is (no such flag)"
+
+
+def test_ordered_sums_are_those_of_one_client_after_another() -> None:
+    method = METHODS["fednh"]()
+    agree(play(engine(method), method), play(StackedEngine(engine(method), workers=2, ordered=True), method))
+
+
+def test_ordered_sums_do_not_depend_on_the_groups() -> None:
+    one = StackedEngine(engine(METHODS["fedavg"]()), ordered=True)
+    rows = torch.tensor([1e8, 1.0, -1e8, 1.0])
+    ups = {
+        order: [{"sum": Mean(rows[list(part)], torch.zeros(len(part)))} for part in order]
+        for order in (((0, 1, 2, 3),), ((2, 0), (3, 1)), ((3,), (2,), (1,), (0,)))
+    }
+    sums = {
+        one._merged(parts, torch.tensor([i for part in order for i in part]).argsort())["sum"].total.item()
+        for order, parts in ups.items()
+    }
+    assert len(sums) == 1
+
+
+def test_a_model_that_vmap_cannot_take_is_trained_one_client_after_another() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.mean().item() > -100 else x
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return Net(chain(odd=Odd(), flat=nn.Flatten(), fc=nn.Linear(784, 8)), chain(fc=nn.Linear(8, classes)), 8)
+
+    def one(method: Method) -> ReferenceEngine:
+        return ReferenceEngine(
+            federation(), [("odd", build)] * 5, Optimizer(lr=0.02), seed=1, local_epochs=1, init="common"
+        )
+
+    method = METHODS["fedproto"]()
+    stacked = StackedEngine(one(method))
+    agree(play(one(method), method), play(stacked, method))
+    (note,) = stacked.notes
+    assert note.startswith("one client after another, not stacked: torch.vmap cannot take .item()")
+
+
+def test_where_memory_runs_out_fewer_train_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = METHODS["fedproto"]()
+    stacked = StackedEngine(engine(method))
+    whole = stacked._phase
+
+    def tight(*args: Any) -> Any:
+        if stacked._width(args[2]) > 1:
+            raise torch.OutOfMemoryError("full")
+        return whole(*args)
+
+    monkeypatch.setattr(stacked, "_phase", tight)
+    agree(play(engine(method), method), play(stacked, method))
+    assert stacked.notes[-1].endswith("going on with 1")
+    monkeypatch.setattr(stacked, "_phase", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    with pytest.raises(UserError, match=r"training one client at a time takes more memory than there is: only .* MB"):
+        stacked.train(method, method.init_server(stacked.specs()[0]), [0, 1], 0)
+
+
+def test_too_little_memory_for_one_client_is_said_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda device: 1_000_000)
+    method = METHODS["fedproto"]()
+    with pytest.raises(
+        UserError, match=r"training one client of cnn_mnist takes about \d+ MB, but only 1 MB of .* free"
+    ):
+        StackedEngine(engine(method)).train(method, method.init_server(engine(method).specs()[0]), [0, 1], 0)
+
+
+def test_bf16_is_near_fp32_and_not_the_same() -> None:
+    method = METHODS["fedproto"]()
+    exact, rounded = engine(method), engine(method)
+    rounded.precision = "bf16"
+    server = method.init_server(exact.specs()[0])
+    a, b = (StackedEngine(e).train(method, server, [0, 2], 0).clients[0].params for e in (exact, rounded))
+    assert all(p.dtype == torch.float32 for p in b.values())
+    moved = sum(float((a[n] - exact.specs()[0].params[n]).norm()) for n in a)
+    apart = sum(float((a[n] - b[n]).norm()) for n in a)
+    assert 0 < apart < 0.2 * moved
+
+
+def test_one_client_after_another_within_a_pass_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackedEngine, "_mapped", lambda self, group, sizes: one_by_one)
+    for name in ("fedproto", "fesem"):  # with something that is dealt, and without
+        method = METHODS[name]()
+        agree(play(engine(method), method), play(StackedEngine(engine(method)), method))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.errors import UserError
-from protofed.models import MODELS
+from protofed.models import MODELS, layers
 
 DIGITS = ["cnn_digits", "cnn_digits_8", "cnn_digits_16", "cnn_digits_24", "cnn_digits_deep", "mlp_digits"]
 
@@ -314,3 +314,53 @@ def test_unfit_weights(tmp_path: Path) -> None:
     refuses(tmp_path / "list.pth", "is not in it")
     save_file({"layer1.0.conv1.weight": torch.zeros(64, 64, 1, 1)}, tmp_path / "other.safetensors")
     refuses(tmp_path / "other.safetensors", r"layer1.0.conv1.weight has shape \(64, 64, 1, 1\)")
+
+
+@pytest.mark.parametrize("long", [10, 10_000])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(5, 1, 0), (3, 2, 1), (3, 1, 1), ((3, 5), (2, 1), (0, 2)), (1, 2, 0)]
+)
+def test_a_convolution_as_a_product_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any, stride: Any, padding: Any, long: int
+) -> None:
+    """Values and all gradients, of stacked clients."""
+    monkeypatch.setattr(layers, "LONG", long)
+    conv = nn.Conv2d(3, 4, kernel, stride, padding)
+    product = layers.MatrixConv(conv)
+    g = torch.Generator().manual_seed(0)
+    params = {n: torch.randn(2, *p.shape, generator=g) for n, p in conv.named_parameters()}
+    x = torch.randn(2, 5, 3, 12, 11, generator=g)
+
+    def loss(module: nn.Module) -> Any:
+        def one(params: Any, x: Any) -> Any:
+            out = torch.func.functional_call(module, params, (x,))
+            return (out**2).sum(), out
+
+        return torch.func.vmap(torch.func.grad(one, argnums=(0, 1), has_aux=True))(params, x)
+
+    torch.testing.assert_close(loss(product), loss(conv), rtol=1e-4, atol=1e-4)
+
+
+def test_which_convolutions_become_products() -> None:
+    def changed(conv: nn.Conv2d, rounded: bool) -> bool:
+        net = nn.Sequential(conv)
+        layers.matrix_convs(net, rounded)
+        return isinstance(net[0], layers.MatrixConv)
+
+    assert changed(nn.Conv2d(3, 64, 5), rounded=True)
+    assert changed(nn.Conv2d(32, 64, 3), rounded=False)
+    assert not changed(nn.Conv2d(32, 64, 3), rounded=True)
+    for odd in ({"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}):
+        assert not changed(nn.Conv2d(3, 3, 3, **odd), rounded=False)  # type: ignore[arg-type]
+
+
+def test_pools_in_whole_tensors_are_the_same() -> None:
+    x = torch.randn(2, 3, 7, 10, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0] = torch.nan
+    torch.testing.assert_close(layers.Pool2x2()(x), nn.MaxPool2d(2)(x), equal_nan=True, rtol=0, atol=0)
+    pools = (layers.Pool2x2(), nn.MaxPool2d(2))
+    slopes = [torch.func.grad(lambda x, pool=pool: (pool(x) ** 2).sum())(x[1]) for pool in pools]
+    torch.testing.assert_close(*slopes, rtol=0, atol=0)
+    net = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(3), nn.MaxPool2d(2, stride=1), nn.MaxPool2d(2, ceil_mode=True))
+    layers.plain_pools(net)
+    assert [isinstance(m, layers.Pool2x2) for m in net] == [True, False, False, False]

@@ -249,3 +249,9 @@ def test_keys_are_two_words_and_seeds_fit_every_library() -> None:
         assert 0 <= int(key.min()) <= int(key.max()) <= 2**32 - 1
         assert 0 <= seed < 2**63
     assert len({random.seed("seed", i) for i in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.999])
+def test_at_least_is_uniform_compared(p: float) -> None:
+    keys = torch.stack([random.key(0, i) for i in range(20)])
+    assert torch.equal(random.at_least(keys, 500, p), random.uniform(keys, 500) >= p)

@@ -170,7 +170,8 @@ def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
     method, device = plan.method, plan.torch_device()
     server = method.init_server(engine.specs()[0])
     server = torch.utils._pytree.tree_map(lambda t: t.to(device), server)
-    whole, parts = [], []
+    whole: list[float] = []
+    parts: list[dict[str, float]] = []
     warm = WARM if hasattr(engine, "clock") else 1
     began = time.perf_counter()
     for round in range(rounds + warm):

@@ -28,13 +28,13 @@ from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, 
 from protofed.metrics import Correct, Tally, add, tally
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
-from protofed.ops.trees import map_nodes, merge, under
+from protofed.ops.trees import deal, map_nodes, merge, under
 
 TRIED = 5  # steps from which the seconds of a round are told
 KEPT = 64  # traced and captured steps
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
 BLOCK = 2**20  # of them at a time
-BUSY = {"cpu": 3e7, "cuda": 2e10}  # operations of one client that keep a device busy by themselves
+BUSY = {"cpu": 3e7, "cuda": 2e11}  # operations of one client that keep a device busy by themselves
 CACHE = 5 * 2**19  # bytes for the largest thing that a step makes on a CPU, so that the next operation finds it there
 PADDED = 1.15  # samples with padding to those without, in one pass on a CPU
 
@@ -236,7 +236,7 @@ class StackedEngine:
             groups += [Group(name, some, [cohort[place] for place in some]) for some in dealt]
         return groups
 
-    def _each(self, work: Callable[[Group], Any], groups: Sequence[Group]) -> list[Any]:
+    def _each(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
         """The work on every group, several at a time on a CPU: torch lets go of Python's lock while it computes."""
         if self.workers == 1 or len(groups) == 1:
             return [work(group) for group in groups]
@@ -702,7 +702,20 @@ class StackedEngine:
         return rows_of(total, copy=False)
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
-        return self.reference.global_tally(method, server)
+        client = method.global_client(server)
+        if client is None or self.workers == 1 or self.why_not(method):
+            return self.reference.global_tally(method, server)
+        down = deal(method.broadcast(server, self._ids([0])), 0)
+        group, own = Group(self.architectures[0], [0], [0]), torch.ones(self.federation.classes, dtype=torch.bool)
+        shape, wide = self.federation.shape(0), self._at_once(group)
+        tests = [self.federation.global_test(d) for d, s in enumerate(self.federation.shapes) if s == shape]
+        parts = [part for x, y in tests for part in zip(x.split(wide), y.split(wide), strict=True)]
+
+        @torch.no_grad()
+        def count(part: tuple[Tensor, Tensor]) -> Tally:
+            return tally(method.predict(self._model(group), client, part[0], down), part[1], own)
+
+        return reduce(add, self._each(count, parts))
 
 
 def _first_line(error: Exception) -> str:

@@ -76,12 +76,15 @@ def rows_of(tree: Tree, copy: bool) -> list[Tree]:
     for dtype in {leaf.dtype for leaf in leaves}:
         places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
         shapes = [leaves[i].shape[1:] for i in places]
-        if copy:  # all of a client in one piece of memory, for one copy instead of many
+        if copy and leaves[0].is_cuda:  # all of a client in one piece of memory, for one copy instead of many
             flat = torch.cat([leaves[i].reshape(many, -1) for i in places], 1)
             rows = [row.clone().split([shape.numel() for shape in shapes]) for row in flat.unbind(0)]
             rows = [[part.view(shape) for part, shape in zip(row, shapes, strict=True)] for row in rows]
         else:
-            rows = list(zip(*(leaves[i].unbind(0) for i in places), strict=True))
+            rows = [
+                [part.clone() for part in row] if copy else row
+                for row in zip(*(leaves[i].unbind(0) for i in places), strict=True)
+            ]
         for mine, row in zip(found, rows, strict=True):
             for place, part in zip(places, row, strict=True):
                 mine[place] = part
@@ -109,6 +112,6 @@ def one_by_one(function: Callable[..., Tree], in_dims: Sequence[Tree]) -> Callab
 
 
 def finite_rows(tree: Tree, many: int) -> Tensor:
-    """Which of M clients have neither NaN nor infinity anywhere (M,)."""
+    """Which of M clients have neither NaN nor infinity anywhere (M,): their sums would not be numbers either."""
     leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
-    return torch.stack([torch.isfinite(leaf).reshape(many, -1).all(1) for leaf in leaves]).all(0)
+    return torch.stack([torch.isfinite(leaf.reshape(many, -1).sum(1, dtype=torch.float64)) for leaf in leaves]).all(0)
