@@ -28,6 +28,7 @@ SAME = (
     "partition.shots=2",
     "partition.test_shots=0",
     "evaluate.pm_clients=1",
+    "evaluate.own=0",  # test sets are dealt to all clients, so those of few are larger
 )
 
 
