@@ -14,7 +14,7 @@ from protofed.data.split import Split
 from protofed.data.stacked import StackedData
 from protofed.engines import Engine, memory
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import StackedEngine
+from protofed.engines.stacked import OFTEN, StackedEngine
 from protofed.engines.stacks import one_by_one
 from protofed.errors import UserError
 from protofed.method import Mean, Method
@@ -80,7 +80,9 @@ def agree(left: dict[str, Any], right: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("preset", ["paper", "official"])
 @pytest.mark.parametrize("name", METHODS)
-def test_engines_agree(name: str, preset: str) -> None:
+def test_engines_agree(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if preset == "official":  # steps traced from the second round on, and in the other preset as they are
+        monkeypatch.setitem(OFTEN, "cpu", 1)
     quick = {"creff": {"head_epochs": 3, "steps": 3}, "fedrep": {"head_epochs": 2}}
     method = METHODS[name].preset(preset, **quick.get(name, {}))
     stacked = StackedEngine(engine(method), workers=2)
@@ -178,8 +180,11 @@ def test_what_cannot_be_stacked_is_said() -> None:
 @pytest.mark.skipif(no_compiler(torch.device("cpu")) is not None, reason="compiling needs a C++ compiler")
 def test_compiled_steps_agree_too() -> None:
     method = METHODS["fedproto"](source="inloop")
-    compiled = StackedEngine(engine(method), workers=2, compiled=True)
-    agree(play(engine(method), method), play(compiled, method))
+    references = engine(method), engine(method)
+    for one in references:
+        one.optimizer = Optimizer(lr=0.01, momentum=0.5)  # torch 2.13 cannot compile this step with clipping
+    compiled = StackedEngine(references[1], workers=2, compiled=True)
+    agree(play(references[0], method), play(compiled, method))
     assert compiled.notes == []
 
 

@@ -30,6 +30,7 @@ from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
 from protofed.ops.trees import deal, map_nodes, merge, under
 
+OFTEN = {"cpu": 2, "cuda": 1}  # times that a kind of step comes as it is, before it is traced or captured
 TRIED = 5  # steps from which the seconds of a round are told
 KEPT = 64  # traced and captured steps
 DRAWN = 2**27  # dropout decisions that are drawn ahead at most
@@ -139,7 +140,7 @@ class StackedEngine:
 
     def trial(self, method: Method, server: Tree, cohort: Sequence[int]) -> float:
         """Seconds of training that a round takes, roughly, from a few steps; nothing comes of them."""
-        for _ in range(2):  # what comes a second time is traced or captured
+        for _ in range(1 + OFTEN[self.device.type]):  # what comes often is traced or captured
             self._trial = []
             try:
                 self.train(method, server, cohort, 0)
@@ -576,7 +577,9 @@ class StackedEngine:
         dims: Tree,
     ) -> tuple[Any, Carried]:
         """A step of this kind, as fast as it is worth, and what it carries, with room for what is seen."""
-        plain = lanes_step(method, phase, self._model(group), self.optimizer, dims, self.reference.rounding)
+        plain = lanes_step(
+            method, phase, self._model(group), self.optimizer, dims, self.reference.rounding, self.compiled
+        )
         name = (group.architecture, method, phase, str(dims), signature((carried, fixed)))
         now = _now(samples, tree_map(lambda t: t[0], feed), fixed)
         with self._lock:
@@ -585,7 +588,7 @@ class StackedEngine:
             carried = carried._replace(seen=tree_map(torch.clone, self._seen[name]))
             form = (name, signature(now))
             self._taken[form] = self._taken.get(form, 0) + 1
-            often = self._taken[form] > 1
+            often = self._taken[form] > OFTEN[self.device.type]
             core: Any = plain
             if self.compiled or (often and self.device.type == "cpu"):
                 core = self._remember(form, lambda: self._trace(plain, (carried, now, *fixed[1:]))) or plain

@@ -48,6 +48,7 @@ def lanes_step(
     optimizer: optim.Optimizer,
     dims: Tree,
     rounding: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    compiled: bool = False,
 ) -> Step:
     """step(carried, now, down, rate): one step in place; returns what was seen in it."""
 
@@ -60,7 +61,8 @@ def lanes_step(
             mapped = vmap(one, in_dims=(0, 0, dims, 0, 0))
             grads, loss, seen, buffers = mapped(client, now.batch, down, now.key, now.drawn)
         trained = under(client.params, phase.trains)
-        optim.update_(optimizer, trained, grads, carried.moments, torch.where(busy, rate, 0), phase.plain)
+        rates = torch.where(busy, rate, 0)
+        optim.update_(optimizer, trained, grads, carried.moments, rates, phase.plain, listed=not compiled)
         for name, old in client.buffers.items():
             old.copy_(torch.where(busy.reshape(-1, *[1] * (old.ndim - 1)), buffers[name], old))
         size = torch.where(busy, now.batch.mask.sum(1), 0)

@@ -1,7 +1,7 @@
 """Optimisers as pairs of pure functions, so that they run under vmap."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -66,22 +66,36 @@ def update(
     return {name: p - lr * grads[name] for name, p in params.items()}, state
 
 
-def update_(optim: Optimizer, params: Params, grads: Params, state: Moments, lr: Tensor, plain: bool = False) -> None:
-    """The same step of W lanes (W, ...) at once and in place, each at its own rate (W,); a lane at rate 0 stays."""
+def update_(
+    optim: Optimizer,
+    params: Params,
+    grads: Params,
+    state: Moments,
+    lr: Tensor,
+    plain: bool = False,
+    listed: bool = True,
+) -> None:
+    """The same step of W lanes (W, ...) at once and in place, each at its own rate (W,); a lane at rate 0 stays.
+
+    `listed`: by operations on lists of tensors, which are fewer; compilers want them one by one.
+    """
     weights, slopes = list(params.values()), [grads[name] for name in params]
+    mul_: Any = torch._foreach_mul_ if listed else _mul_each_
+    add_: Any = torch._foreach_add_ if listed else _add_each_
     if optim.clip > 0:
         norm = torch.stack([(g * g).reshape(len(g), -1).sum(1) for g in slopes]).sum(0).sqrt()
         scale = (optim.clip / (norm + 1e-6)).clamp(max=1)
         slopes = [g * _wide(scale, g) for g in slopes]
     if optim.weight_decay > 0 and not plain:
-        slopes = list(torch._foreach_add(slopes, weights, alpha=optim.weight_decay))
+        slopes = [g.add(p, alpha=optim.weight_decay) for g, p in zip(slopes, weights, strict=True)]
     if optim.name == "adam" and not plain:
         first, second = list(state.first.values()), list(state.second.values())
         state.step.add_(1)
-        torch._foreach_mul_(first, 0.9)
-        torch._foreach_add_(first, slopes, alpha=0.1)
-        torch._foreach_mul_(second, 0.999)
-        torch._foreach_addcmul_(second, slopes, slopes, value=0.001)
+        mul_(first, 0.9)
+        add_(first, slopes, alpha=0.1)
+        mul_(second, 0.999)
+        for v, g in zip(second, slopes, strict=True):
+            v.addcmul_(g, g, value=0.001)
         first_scale, second_scale = 1 - 0.9**state.step, 1 - 0.999**state.step
         slopes = [
             (m / _wide(first_scale, m)) / ((v / _wide(second_scale, v)).sqrt() + 1e-8)
@@ -89,11 +103,21 @@ def update_(optim: Optimizer, params: Params, grads: Params, state: Moments, lr:
         ]
     elif optim.momentum > 0 and not plain:
         first = list(state.first.values())
-        torch._foreach_mul_(first, optim.momentum)
-        torch._foreach_add_(first, slopes)
+        mul_(first, optim.momentum)
+        add_(first, slopes, alpha=1)
         slopes = first
     for weight, slope in zip(weights, slopes, strict=True):
         weight.addcmul_(slope, _wide(lr, weight), value=-1)
+
+
+def _mul_each_(tensors: list[Tensor], factor: float) -> None:
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def _add_each_(tensors: list[Tensor], others: list[Tensor], alpha: float) -> None:
+    for tensor, other in zip(tensors, others, strict=True):
+        tensor.add_(other, alpha=alpha)
 
 
 def _wide(numbers: Tensor, like: Tensor) -> Tensor:
