@@ -1,0 +1,64 @@
+"""The command line: one file a command, or a few that belong together."""
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from protofed.cli import bench, compare, look, run
+from protofed.cli.common import errors, say
+from protofed.errors import UserError
+from protofed.version import VERSION
+
+app = typer.Typer(
+    name="protofed",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="""Prototype-based federated learning.
+
+    Start with:  protofed run demo
+
+    See what there is:  protofed list methods   (models, data, partitions, experiments)
+
+    See what a method does, sends and keeps private:  protofed explain fedproto
+
+    Change anything:  protofed run demo method=fedavg model=cnn_digits rounds=20 optimizer.lr=0.05""",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"protofed {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Options before any command."""
+
+
+app.command()(run.run)
+app.command()(compare.compare)
+app.command()(look.partition)
+app.command()(look.explain)
+app.command()(bench.bench)
+app.command("list")(look.list_)
+
+
+def main() -> None:
+    """Errors that a user can mend are one line and exit code 2."""
+    try:
+        app(prog_name="protofed")
+    except UserError as error:
+        _refuse(str(error))
+    except OSError as error:  # a folder that may not be written, a path that is too long
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}. Use another --out or --data-dir.")
+
+
+def _refuse(message: str) -> NoReturn:
+    errors.print(f"error: {' '.join(message.split())}", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(2)

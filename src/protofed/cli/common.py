@@ -1,0 +1,27 @@
+"""What every command uses: consoles, and the arguments that recur."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from protofed import tables
+
+console = Console(width=None if sys.stdout.isatty() else 120)
+errors = Console(stderr=True)
+
+ExperimentName = Annotated[
+    str, typer.Argument(help="A .toml file, or a shipped experiment's name ('protofed list experiments').")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as method.lam=0.5 rounds=10.")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data sets lie; else $PROTOFED_DATA, else ./data.", envvar="PROTOFED_DATA")
+]
+
+
+def say(text: str) -> None:
+    tables.say(console, text)

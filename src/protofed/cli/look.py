@@ -1,0 +1,102 @@
+"""`protofed partition`, `explain` and `list`: what there is, without training"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed import tables
+from protofed.cli.common import DataDir, ExperimentName, Overrides, console, errors, say
+from protofed.errors import UserError, nearest
+from protofed.experiment import Experiment, find
+from protofed.explain import explain as explain_experiment
+from protofed.methods import METHODS
+from protofed.prepare import prepare_split
+from protofed.report import bubbles
+
+
+def partition(
+    experiment: ExperimentName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for partition.npz and partition.png.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw and describe who has what, without training.
+
+    The file it writes can be used again:  protofed run ... partition=file partition.path=FOLDER/partition.npz
+    """
+    plan = Experiment.load(experiment, *(overrides or []))
+    domains, split = prepare_split(plan, data_dir)
+    folder = out or Path("runs") / f"partition-{find(experiment).stem}"
+    if folder.is_dir() and {p.name for p in folder.iterdir()} - {"partition.npz", "partition.png"}:
+        raise UserError(f"--out {folder} holds other files. Name another folder for the partition.")
+    folder.mkdir(parents=True, exist_ok=True)
+    split.save(folder / "partition.npz", domains)
+    bubbles.draw_split(split, domains, folder / "partition.png")
+    for note in split.notes:
+        say(f"note: {note}")
+    for what, value in bubbles.describe(split, domains).items():
+        if what != "hash":
+            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+            say(f"{what}: {text}")
+    say(f"hash: {split.hash}\nfile: {folder / 'partition.npz'}\npicture: {folder / 'partition.png'}")
+
+
+def explain(
+    method: Annotated[str, typer.Argument(help="A method ('protofed list methods').")],
+    overrides: Overrides = None,
+    experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")] = "demo",
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Say what a method trains, sends, keeps private and can be set to, with the numbers of one experiment.
+
+    Examples:
+
+      protofed explain fedproto
+
+      protofed explain fedavg model=cnn_digits method.preset=official
+
+      protofed explain fednh --experiment fednh/cifar10_dir03 --data-dir DIR --json
+    """
+    if method not in METHODS:
+        raise UserError(f"there is no method {method!r}. {nearest(method, METHODS)}")
+    for word in overrides or []:
+        if word.partition("=")[0].strip() in ("method", "method.name"):
+            raise UserError(
+                f"{word!r} cannot be changed in explain: name the method, as in 'protofed explain {method}'."
+            )
+    plan = Experiment.load(experiment, f"method={method}", *(overrides or []))
+    with tables.bar(errors, f"playing a round of {method}") as tell:
+        told = explain_experiment(plan, data_dir, tell)
+    if as_json:
+        console.print_json(json.dumps(told))
+        return
+    tables.explanation(console, told, find(experiment).stem)
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    models = "models"
+    data = "data"
+    partitions = "partitions"
+    experiments = "experiments"
+
+
+def list_(
+    what: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every key and its default.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """List methods, models, data, partitions or experiments."""
+    entries = tables.entries(what, data_dir)
+    if as_json:
+        console.print_json(json.dumps(entries, default=str))
+        return
+    for entry in entries:
+        keys = ", ".join(f"{k['key']}={k['default']}" for k in entry.get("keys", []))
+        say(f"{entry['name']:<20} {entry['about']}" + (f"\n{'':<20} {keys}" if keys else ""))

@@ -1,0 +1,58 @@
+"""`protofed run`"""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed import progress, tables
+from protofed.cli.common import DataDir, ExperimentName, Overrides, console, say
+from protofed.errors import UserError
+from protofed.experiment import Experiment, find
+from protofed.folder import RunFolder
+from protofed.run import Interrupted
+from protofed.run import run as run_experiment
+
+
+def run(
+    experiment: ExperimentName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run one experiment and write its folder.
+
+    Examples:
+
+      protofed run demo
+
+      protofed run configs/fedproto/mnist_n3.toml --data-dir DIR rounds=20
+
+      protofed run demo method=local seed=1 --out runs/alone
+    """
+    plan = Experiment.load(experiment, *(overrides or []))
+    folder = out or _new_folder(f"{find(experiment).stem}-{plan.method_name}-seed{plan.seed}", resume)
+    if resume and not RunFolder(folder).exists:
+        raise UserError(f"--resume: there is no run in {folder}. Check --out, or start it without --resume.")
+    try:
+        result = run_experiment(
+            plan, folder, resume=resume, data_dir=data_dir, watch=progress.watch(console, plan.method_name)
+        )
+    except Interrupted as stop:
+        again = ["protofed", "run", experiment, *(overrides or []), "--out", str(folder), "--resume"]
+        if data_dir is not None and "PROTOFED_DATA" not in os.environ:
+            again += ["--data-dir", str(data_dir)]
+        say(f"{stop}. Go on with:\n  {shlex.join(again)}")
+        raise typer.Exit(130) from None
+    tables.result(console, result)
+
+
+def _new_folder(name: str, resume: bool) -> Path:
+    """runs/NAME, or NAME-2, NAME-3, ...: a new one, or when resuming the newest there is."""
+    taken = [Path("runs") / name]
+    while taken[-1].exists():
+        taken.append(Path("runs") / f"{name}-{len(taken) + 1}")
+    return taken[-2] if resume and len(taken) > 1 else taken[-1]
