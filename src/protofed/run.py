@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -173,10 +172,8 @@ def combine(experiment: Experiment, server: Any, trained: Trained, cohort: Seque
 
 
 def _mean_loss(trained: Trained) -> float | None:
-    if not trained.losses:
-        return None
-    total = reduce(lambda a, b: a + b, trained.losses)
-    return float(total.value) if float(total.weight) > 0 else None
+    total, samples = (float(part.sum()) for part in (trained.loss.total, trained.loss.weight))
+    return total / samples if samples > 0 else None
 
 
 def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) -> dict[str, Any]:

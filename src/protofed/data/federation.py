@@ -77,6 +77,7 @@ class Federation:
             self._black.append(
                 scale(black)[0, ..., :1, :1].to(self.device) if len(domain.shape) == 3 else torch.zeros(())
             )
+        self._used_by = [self._used(len(rows)) for rows in self._train_rows]
 
     def _rows(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.device)
@@ -126,7 +127,7 @@ class Federation:
 
     def used(self, client: int) -> int:
         """How many of a client's samples an epoch uses."""
-        return self._used(len(self._train_rows[client]))
+        return self._used_by[client]
 
     def global_test(self, domain: int) -> Samples:
         """The test part of a domain."""
@@ -149,7 +150,7 @@ class Federation:
         return whole if self.drop_last and whole else samples
 
     def smallest_batch(self, client: int) -> int:
-        used = self._used(len(self._train_rows[client]))
+        used = self._used_by[client]
         return used % self.batch_size or min(used, self.batch_size)
 
     def epoch(self, client: int, round: int, epoch: int) -> Iterator[Batch]:

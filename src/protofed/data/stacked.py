@@ -91,8 +91,8 @@ class StackedData:
 
     def keys(self, what: str, round: int, numbers: Sequence[int]) -> Tensor:
         """Keys (M, 2) of these clients."""
-        made = [random.key(self.federation.seed, what, round, i) for i in numbers]
-        return torch.stack(made).to(self.federation.device)
+        words = [random.words(self.federation.seed, what, round, i) for i in numbers]
+        return torch.tensor(words).to(self.federation.device)
 
     def epoch(self, numbers: Sequence[int], keys: Tensor, epoch: int) -> Plan:
         """What `Federation.epoch` gives, for all at once; keys are those of the order."""

@@ -16,7 +16,7 @@ class Trained(NamedTuple):
 
     up: Tree  # all uploads, merged; None if nobody had any data
     clients: dict[int, Client]
-    losses: list[Mean]  # one per client of the cohort
+    loss: Mean  # (K,) sums over each client's samples
     finite: Tensor  # (K,) whether all of a client's loss, parameters and upload are numbers
     sent: Size  # over the cohort
     received: Size
@@ -24,7 +24,8 @@ class Trained(NamedTuple):
 
 def nobody(cohort: Sequence[int]) -> Trained:
     """A round in which nobody has any data: nothing is trained, nothing is sent."""
-    return Trained(None, {}, [], torch.ones(len(cohort), dtype=torch.bool), Size(0, 0), Size(0, 0))
+    none = torch.zeros(len(cohort))
+    return Trained(None, {}, Mean(none, none), none == 0, Size(0, 0), Size(0, 0))
 
 
 class Engine(Protocol):

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from protofed import local
 from protofed.data.federation import Federation, Samples
 from protofed.engines import Trained, memory, nobody
+from protofed.engines.stacks import stack
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
 from protofed.method import Client, Method, Params, Spec, Tree
@@ -220,7 +221,7 @@ class ReferenceEngine:
         return Trained(
             up=reduce(merge, (alone(update.up) for update in updates)),
             clients={number: update.client for number, update in zip(cohort, updates, strict=True)},
-            losses=[update.loss for update in updates],
+            loss=stack([update.loss for update in updates]),
             finite=torch.stack([all_finite((update.loss, update.client.params, update.up)) for update in updates]),
             sent=sent,
             received=received,
@@ -250,7 +251,7 @@ class ReferenceEngine:
             )
             losses.append(loss)
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
-        return Trained({}, finished, losses, finite, Size(0, 0), received)
+        return Trained({}, finished, stack(losses), finite, Size(0, 0), received)
 
     def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
         down = method.broadcast(server, self._ids(cohort))
