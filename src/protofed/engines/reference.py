@@ -24,6 +24,7 @@ from protofed.ops import random
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import all_finite, alone, deal, merge
 
+NEAR = 2**23  # bytes of states that a CPU holds at once in a group: more would leave its cache between two uses
 MOST = {"cpu": 1024, "cuda": 16384}  # samples in one pass outside of training: what a CPU's cache has room for, or much
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
@@ -153,8 +154,9 @@ class ReferenceEngine:
 
     def states_that_fit(self, number: int) -> int:
         """How many clients' states of this network can be held at once, beside all else."""
-        each = 4 * memory.size(self._common[self.architectures[number]].params)
-        return max(1, int(memory.whole(self.federation.device) * memory.SHARE) // each)
+        each, device = memory.size(self._common[self.architectures[number]].params), self.federation.device
+        room = int(memory.whole(device) * memory.SHARE) // 4
+        return max(1, (min(room, NEAR) if device.type == "cpu" else room) // each)
 
     def flops(self, number: int) -> float:
         """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""

@@ -295,9 +295,11 @@ class StackedEngine:
                 up, client = self._upload(method, group, client, key, seen, mine, dims)
         summed = up
         if not self.ordered:
-            summed = map_nodes(lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0), n), up)
+            summed = map_nodes(
+                lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0) if len(t) > 1 else t[0], n), up
+            )
         many = len(group.numbers)
-        copy = many < len(self.architectures)  # a view would keep the others of its round alive
+        copy = 1 < many < len(self.architectures)  # a view would keep the others of its round alive
         return Trained(
             up=summed,
             clients=dict(zip(group.numbers, self._unstack(group, client, copy), strict=True)),
