@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from protofed.engines.clock import Clock
 from protofed.engines.wire import Size
 from protofed.method import Client, Mean, Method, Spec, Tree
 from protofed.metrics import Tally
@@ -37,6 +38,8 @@ class Engine(Protocol):
     """Which model each client has."""
     notes: list[str]
     """What the user should be told, once."""
+    clock: Clock
+    """Seconds of training and of uploading; whoever runs the rounds adds the other parts, and takes them."""
 
     def specs(self) -> list[Spec]:
         """One for each architecture, the server's first."""
@@ -50,8 +53,19 @@ class Engine(Protocol):
     def counts(self, cohort: Sequence[int]) -> Tensor:
         """Training samples per class (K, C)."""
 
-    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
-        """Counts on each client's "own" or "global" test set, of its "personal" model or of the "global" one."""
+    def evaluate(
+        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+    ) -> list[Tally]:
+        """Counts on each client's "own" or "global" test set, of its "personal" model or of the "global" one.
 
-    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+        `confusion` names the count that also tells which class was said.
+        """
+
+    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         """The global model on all test samples that fit it."""
+
+    def labels(self, number: int, part: str) -> Tensor:
+        """The classes (N,) of a client's own "train" or "test" samples."""
+
+    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
+        """Embeddings (M, D) by a client's own model of some of its own "train" or "test" samples."""

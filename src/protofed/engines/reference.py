@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from protofed import local
 from protofed.data.federation import Federation, Samples
 from protofed.engines import Trained, memory, nobody
+from protofed.engines.clock import Clock
 from protofed.engines.stacks import stack
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
@@ -47,6 +48,7 @@ class ReferenceEngine:
         self.seed, self.local_epochs, self.init = seed, local_epochs, init
         self.clients: MutableMapping[int, Client] = {}
         self.notes: list[str] = []
+        self.clock = Clock(federation.device)
         self._builders = builders
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}
@@ -216,6 +218,7 @@ class ReferenceEngine:
                 lr,
                 self.local_epochs,
                 self.rounding,
+                self.clock.part,
             )
             updates.append(update)
             sent = sent + measure(update.up)
@@ -255,7 +258,27 @@ class ReferenceEngine:
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
         return Trained({}, finished, stack(losses), finite, Size(0, 0), received)
 
-    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
+    def labels(self, number: int, part: str) -> Tensor:
+        samples, rows = self._part(number, part)
+        return samples.y[rows]
+
+    @torch.no_grad()
+    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
+        model, client = self.model(number), self.client(method, number)
+        samples, mine = self._part(number, part)
+        chunks = mine[rows.to(mine.device)].split(self.together(number))
+        return torch.cat([method.embed(model, client, samples.x[some]) for some in chunks])
+
+    def _part(self, number: int, part: str) -> tuple[Samples, Tensor]:
+        """All "train" or "test" samples of a client's domain, and which of them are its own."""
+        data, domain = self.federation, self.federation.domain(number)
+        if part == "train":
+            return data.train_part(domain), data.train_rows(number)
+        return data.test_part(domain), data.test_rows(number)
+
+    def evaluate(
+        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+    ) -> list[Tally]:
         down = method.broadcast(server, self._ids(cohort))
         tallies = []
         for row, number in enumerate(cohort):
@@ -266,10 +289,10 @@ class ReferenceEngine:
             if on == "global":
                 samples = self.federation.global_test(self.federation.domain(number))
             own = self.federation.counts[number] > 0
-            tallies.append(self._count(method, number, client, samples, deal(down, row), own))
+            tallies.append(self._count(method, number, client, samples, deal(down, row), own, confusion))
         return tallies
 
-    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)
         if client is None:
             return None
@@ -277,17 +300,19 @@ class ReferenceEngine:
         down = deal(method.broadcast(server, self._ids([number])), 0)
         own = torch.ones(self.federation.classes, dtype=torch.bool, device=self.federation.device)
         parts = [
-            self._count(method, number, client, self.federation.global_test(domain), down, own)
+            self._count(method, number, client, self.federation.global_test(domain), down, own, confusion)
             for domain, shape in enumerate(self.federation.shapes)
             if shape == self.federation.shape(number)
         ]
         return reduce(add, parts)
 
     @torch.no_grad()
-    def _count(self, method: Method, number: int, client: Client, samples: Samples, down: Tree, own: Tensor) -> Tally:
+    def _count(
+        self, method: Method, number: int, client: Client, samples: Samples, down: Tree, own: Tensor, confusion: str
+    ) -> Tally:
         model, together = self.model(number), self.together(number)
         parts = [
-            tally(method.predict(model, client, x, down), y, own)
+            tally(method.predict(model, client, x, down), y, own, confusion=confusion)
             for x, y in zip(samples.x.split(together), samples.y.split(together), strict=True)
         ]
         return reduce(add, parts)

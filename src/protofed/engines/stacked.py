@@ -1,10 +1,9 @@
 """The stacked engine: clients of one architecture trained at once, by the same functions as one after another."""
 
-import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -95,7 +94,8 @@ class StackedEngine:
         self._looks: dict[Method, bool] = {}  # whether a method's upload looks at the samples
         self._together: dict[tuple[int, ...], tuple[list[Client], Client]] = {}
         self._draws: dict[str, dict[str, torch.Size]] = {}
-        self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
+        self.clock = reference.clock
+        self._busy = 1  # threads that train at once
 
     @property
     def clients(self) -> MutableMapping[int, Client]:
@@ -194,6 +194,7 @@ class StackedEngine:
         groups = self._groups(cohort)
         order = self._ids([i for group in groups for i in group.places]).argsort()
         states = {number: self.reference.client(method, number) for number in cohort}  # new ones draw, one by one
+        self._busy = min(self.workers, len(groups))
         parts = self._each(lambda group: self._train_group(method, group, states, down, round, last), groups)
         up = self._merged([part.up for part in parts], order)
         return Trained(
@@ -287,11 +288,11 @@ class StackedEngine:
         receive = method.last_receive if last else method.receive
         client = self._apply(receive, group, client, key, (), mine, dims)
         phases = method.last_phases() if last else method.phases()
-        with self._timed("train"):
+        with self.clock.part("train", self._busy):
             client, loss, seen = self._train(method, group, phases, client, mine, dims, key, round)
         up: Tree = {}
         if not last:
-            with self._timed("upload"):
+            with self.clock.part("upload", self._busy):
                 up, client = self._upload(method, group, client, key, seen, mine, dims)
         summed = up
         if not self.ordered:
@@ -325,17 +326,6 @@ class StackedEngine:
             return client
         stacked: Client = stack([states[number] for number in group.numbers])
         return stacked
-
-    @contextlib.contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of a part to the clock, if there is one; workers are taken to be equally busy."""
-        if self.clock is None:
-            yield
-            return
-        started = self._time()
-        yield
-        with self._lock:
-            self.clock[part] = self.clock.get(part, 0.0) + (self._time() - started) / self.workers
 
     def _time(self) -> float:
         if self.device.type == "cuda":
@@ -636,15 +626,25 @@ class StackedEngine:
 
     # evaluation
 
-    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
+    def labels(self, number: int, part: str) -> Tensor:
+        return self.reference.labels(number, part)
+
+    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
+        return self.reference.embed(method, number, part, rows)
+
+    def evaluate(
+        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+    ) -> list[Tally]:
         if self.why_not(method):
-            return self.reference.evaluate(method, server, cohort, on, who)
+            return self.reference.evaluate(method, server, cohort, on, who, confusion)
         down = method.broadcast(server, self._ids(cohort))
         groups, whole = self._groups(cohort), method.global_client(server) if who == "global" else None
         if who == "global" and whole is None:
             raise ValueError(f"{type(method).__name__} has no global model")
         states = {number: whole or self.reference.client(method, number) for number in cohort}
-        counted = self._each(lambda group: self._evaluate_group(method, group, states, whole, down, on), groups)
+        counted = self._each(
+            lambda group: self._evaluate_group(method, group, states, whole, down, on, confusion), groups
+        )
         found: dict[int, Tally] = {}
         for group, tallies in zip(groups, counted, strict=True):
             found |= dict(zip(group.places, tallies, strict=True))
@@ -658,6 +658,7 @@ class StackedEngine:
         whole: Client | None,
         down: Tree,
         on: str,
+        confusion: str,
     ) -> list[Tally]:
         """Clients of like size at a time, or, on the global test set, those of one domain."""
         tallies: dict[int, Tally] = {}
@@ -670,13 +671,13 @@ class StackedEngine:
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
             clients = together if whole or len(pieces) == 1 else along(self._ids(piece), together)
-            counted = self._evaluate_piece(method, some, clients, whole is not None, down, on)
+            counted = self._evaluate_piece(method, some, clients, whole is not None, down, on, confusion)
             tallies |= dict(zip(piece, counted, strict=True))
         return [tallies[i] for i in range(len(group.numbers))]
 
     @torch.no_grad()
     def _evaluate_piece(
-        self, method: Method, group: Group, clients: Client, whole: bool, down: Tree, on: str
+        self, method: Method, group: Group, clients: Client, whole: bool, down: Tree, on: str, confusion: str
     ) -> list[Tally]:
         samples = self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
@@ -693,22 +694,22 @@ class StackedEngine:
         mapped, model = self._mapped(group, [rows.shape[-1]]), self._model(group)
 
         def count(client: Client, x: Tensor, y: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
-            return tally(method.predict(model, client, x, down), y, own, mask)
+            return tally(method.predict(model, client, x, down), y, own, mask, confusion)
 
         def work(client: Client, rows: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
             counted = mapped(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
             parts = zip(rows.split(wide, -1), mask.split(wide, -1), strict=True)
             return reduce(add, [counted(client, samples.test.x[r], samples.test.y[r], m, own, down) for r, m in parts])
 
-        name = ("evaluate", group.architecture, method, on, whole, str(dims))
+        name = ("evaluate", group.architecture, method, on, whole, str(dims), confusion)
         counted = self._pass(name, work, clients, rows, mask, own, mine)
         total = {kind: Correct(*(t.cpu() for t in c)) for kind, c in counted.items()}
         return rows_of(total, copy=False)
 
-    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)
         if client is None or self.workers == 1 or self.why_not(method):
-            return self.reference.global_tally(method, server)
+            return self.reference.global_tally(method, server, confusion)
         down = deal(method.broadcast(server, self._ids([0])), 0)
         group, own = Group(self.architectures[0], [0], [0]), torch.ones(self.federation.classes, dtype=torch.bool)
         shape, wide = self.federation.shape(0), self._at_once(group)
@@ -717,7 +718,7 @@ class StackedEngine:
 
         @torch.no_grad()
         def count(part: tuple[Tensor, Tensor]) -> Tally:
-            return tally(method.predict(self._model(group), client, part[0], down), part[1], own)
+            return tally(method.predict(self._model(group), client, part[0], down), part[1], own, confusion=confusion)
 
         return reduce(add, self._each(count, parts))
 
