@@ -56,7 +56,8 @@ class Engine(Protocol):
     def evaluate(
         self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
     ) -> list[Tally]:
-        """Counts on each client's "own" or "global" test set, of its "personal" model or of the "global" one.
+        """Counts on each client's "own" or "global" test set or its "validation" samples, of its "personal" model or
+        of the "global" one.
 
         `confusion` names the count that also tells which class was said.
         """
