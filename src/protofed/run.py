@@ -54,6 +54,7 @@ def run(
     with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)
+        watch.opened(folder.path)
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, watch, stop, checkpoint_seconds)

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from protofed import tables
+from protofed import progress, tables
+from protofed.results import Watch, Watches
+from protofed.track import track
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
@@ -21,6 +23,19 @@ Overrides = Annotated[
 DataDir = Annotated[
     Path | None, typer.Option(help="Where data sets lie; else $PROTOFED_DATA, else ./data.", envvar="PROTOFED_DATA")
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track", metavar="SINK", envvar="PROTOFED_TRACK",
+        help="Send the numbers there too: tensorboard, wandb (offline unless WANDB_MODE is set), mlflow.",
+    ),
+]  # fmt: skip
+
+
+def watching(label: str, sinks: list[str] | None) -> Watch:
+    """What a person sees of a run, and the sinks."""
+    shown = progress.watch(console, label)
+    return Watches(shown, track(*sinks, say=shown.note)) if sinks else shown
 
 
 def say(text: str) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from protofed import progress, schema, tables
-from protofed.cli.common import DataDir, console, say
+from protofed import schema, tables
+from protofed.cli.common import DataDir, Track, console, say, watching
 from protofed.errors import UserError
 from protofed.experiment import Experiment, find
 from protofed.folder import RunFolder
@@ -16,6 +16,7 @@ from protofed.report import compare as comparison
 from protofed.results import Result
 from protofed.run import Interrupted
 from protofed.run import run as run_experiment
+from protofed.track import chosen
 
 
 def compare(
@@ -24,6 +25,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0",
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; finished ones are not run again.")] = None,
     data_dir: DataDir = None,
+    track: Track = None,
 ) -> None:
     """Run several methods on one experiment; show mean +- std over seeds, and the curves in one picture.
 
@@ -39,6 +41,7 @@ def compare(
         for name, overrides in _shared_overrides(names, [word for word in methods if "=" in word]).items()
         for seed in _seeds(seeds)
     ]
+    tracked = chosen(track or [])
     folder = out or Path("runs") / f"compare-{find(experiment).stem}"
     for name, plan in plans:  # refuse now what would be refused after hours
         RunFolder(folder / f"{name}-seed{plan.seed}").check(plan, resume=True)
@@ -52,7 +55,7 @@ def compare(
                 folder / f"{name}-seed{plan.seed}",
                 resume=True,
                 data_dir=data_dir,
-                watch=progress.watch(console, label.replace("[", "(").replace("]", ")")),
+                watch=watching(label.replace("[", "(").replace("]", ")"), tracked),
             )
         except Interrupted as stop:
             say(f"{stop}. The same command goes on from there.")
