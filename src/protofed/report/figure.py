@@ -132,6 +132,8 @@ class Figure:
     title: str
     caption: str = ""
     panels: Sequence[Panel] = ()
+    columns: int = 2
+    """Panels beside each other on a wide screen."""
     controls: Sequence[Control] = ()
     notes: Sequence[str] = ()
     key: Sequence[tuple[str, str, str]] = ()

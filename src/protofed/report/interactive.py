@@ -42,6 +42,7 @@ def figure(some: Figure) -> dict[str, Any]:
         ],
         "key": [list(entry) for entry in some.key],
         "table": [list(row) for row in some.table],
+        "columns": some.columns,
         "panels": [_panel(panel) for panel in some.panels],
     }
 
@@ -49,7 +50,9 @@ def figure(some: Figure) -> dict[str, Any]:
 def _panel(panel: Panel) -> dict[str, Any]:
     plots = {key: plot(some) for key, some in panel.plots.items()}
     height = max(some.height for some in panel.plots.values())
-    return {"title": panel.title, "label": panel.label, "wide": panel.wide, "height": height, "plots": plots}
+    square = any(some.square for some in panel.plots.values())
+    shape = {"wide": panel.wide, "height": height, "square": square}
+    return {"title": panel.title, "label": panel.label, **shape, "plots": plots}
 
 
 def plot(some: Plot) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def _axis(axis: Axis, heat: Heat | None) -> dict[str, Any]:
     if axis.range is not None:
         result["range"] = short(axis.range)
     if axis.bare:
-        result |= {"showticklabels": False, "showgrid": False, "ticks": ""}
+        result |= {"showticklabels": False, "showgrid": False, "showline": False, "ticks": ""}
     if axis.names is not None and axis.range is not None:  # numbers with names
         result |= {"tickvals": list(range(len(axis.names))), "ticktext": [_safe(n) for n in axis.names], "dtick": 1}
         result["range"] = result["range"][::-1]
@@ -180,6 +183,7 @@ def _(mark: Points) -> list[dict[str, Any]]:
         "size": [round(float(size), 1) for size in mark.sizes] if many else mark.sizes,  # type: ignore[union-attr]
         "symbol": mark.symbol,
         "opacity": mark.opacity,
+        "line": {"width": 0},
     }
     return [
         {
@@ -191,7 +195,7 @@ def _(mark: Points) -> list[dict[str, Any]]:
             "marker": marker,
             "text": [_safe(text) for text in mark.hover or []],
             "hovertemplate": "%{text}<extra></extra>" if mark.hover else None,
-            "meta": {"label": mark.label, "outline": mark.outline},
+            "meta": {"label": mark.label, "outline": mark.outline, "bubbles": many},
         }
     ]
 

@@ -31,7 +31,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "protofed", "xtick.major.size": 2.5,
     "ytick.major.size": 2.5,
 }  # fmt: skip
-COLUMN, TALL = 3.4, 2.5  # inches of a panel; a column of a two-column paper is as wide
+WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
 MOST_NAMES = 30  # along the side of a heat map
 
 
@@ -64,11 +64,11 @@ def name(some: Figure, key: str) -> str:
 def draw(some: Figure, key: str) -> Canvas:
     """One figure as it is with one choice of its controls."""
     panels = [panel for panel in some.panels if panel.plots[key].marks]
-    columns = 1 if len(panels) == 1 else 3 if len(panels) % 3 == 0 else 2
+    columns = 1 if some.id == "partition" else min(some.columns, max(1, len(panels)))
     rows = -(-len(panels) // columns)
-    wide = 1.6 if columns == 1 and not panels[0].plots[key].square else 1.0
+    wide = 3.5 if panels and panels[0].plots[key].square else WIDTHS[columns]
     tall = max((_height(panel.plots[key]) for panel in panels), default=TALL)
-    canvas = Canvas(figsize=(columns * COLUMN * wide, rows * tall), layout="constrained")
+    canvas = Canvas(figsize=(columns * wide, rows * tall), layout="constrained")
     FigureCanvasAgg(canvas)
     places: list[Axes] = list(canvas.subplots(rows, columns, squeeze=False).flat) if panels else []
     for place, panel in zip(places, panels, strict=False):
@@ -113,8 +113,9 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         along.set_inverted(True)
         if axis.range is None:
             along.grid(False)
+            axes.set_ylim(len(axis.names) - 0.5, -0.5)
     elif axis.title in ("round", "client") and not axis.log:
-        along.set_major_locator(MaxNLocator("auto", integer=True))
+        along.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 @singledispatch
@@ -193,7 +194,15 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
             strong = abs(value - middle) > 0.6 * half if mark.diverging else value > middle
             colour = "white" if strong else "#1b2026"
             if np.isfinite(value):
-                axes.text(column, row, f"{value:{mark.numbers}}", ha="center", va="center", fontsize=6, color=colour)
+                axes.text(
+                    column,
+                    row,
+                    f"{round(value, 1) + 0.0:{mark.numbers}}",
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    color=colour,
+                )
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(mark.unit)
     bar.outline.set_visible(False)

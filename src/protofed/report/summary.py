@@ -71,7 +71,8 @@ def _about(group: Group) -> str:
     """Seeds, how the method judges, and whether all is finished."""
     seeds = f"{'seeds' if len(group.seeds) > 1 else 'seed'} {', '.join(map(str, group.seeds))}"
     chosen = group.runs[0].settings
-    judged = f"; judged by {chosen['method.inference']}, {chosen['method.candidates']}"
+    by = {"head": "classifier", "proto": "nearest prototype"}[chosen["method.inference"]]
+    judged = f"; judged by {by} among {chosen['method.candidates']} classes"
     left = len(group.runs) - len(group.finished)
     state = ""
     if left == len(group.runs):
@@ -156,7 +157,12 @@ def settings(groups: Sequence[Group]) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if value is None:
         return MISSING
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    if isinstance(value, dict):  # a model of several
+        fields = ", ".join(f"{key}={_text(one)}" for key, one in value.items() if key != "name")
+        return f"{value.get('name', '')}({fields})"
+    return str(value)
 
 
 def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ from protofed.report.figures.accuracy import curve
 from protofed.report.groups import Group
 
 PANELS = {
-    "drift": "Drift: to the round before, mean over classes",
-    "margin": "Margin: to the nearest other, mean over classes",
-    "margin_min": "Smallest margin: the two that are nearest",
+    "drift": "Drift, mean over classes",
+    "margin": "Margin, mean over classes",
+    "margin_min": "Margin, smallest",
 }
 
 
@@ -25,9 +25,10 @@ def make(groups: Sequence[Group]) -> Figure:
     return Figure(
         id="drift",
         title="Prototype drift and margin",
-        caption="Euclidean distances in the embedding space. Drift that falls towards 0 is convergence; a margin "
-        "that grows means that classes are told apart more easily. Scales differ between methods that "
-        "normalise and those that do not.",
+        caption="Drift is how far a global prototype moved since the round before, margin how far it is from the "
+        "nearest other one (Euclidean). Drift that falls towards 0 is convergence; a margin that grows tells"
+        " classes apart more easily. Scales differ between methods that normalise and those that do not.",
+        columns=3,
         panels=[
             Panel({"": Plot(some, Axis("round"), Axis("distance"), height=280)}, PANELS[key])
             for key, some in known.items()

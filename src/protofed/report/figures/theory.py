@@ -34,6 +34,7 @@ def make(groups: Sequence[Group]) -> Figure:
         "with constants estimated in that round: a solid line below its dotted one meets the condition. This"
         " is guidance and not proof: estimates are taken along the run, and the bounds are only sufficient.",
         panels=panels,
+        columns=3,
         notes=[*said, *thinned(max(len(run.rounds) for group in guided for run in group.runs), "rounds")],
         table=_table(last),
     )

@@ -8,7 +8,7 @@ const SCALES = {
   light: { plain: [[0, "#f7fafc"], [0.5, "#6aaed6"], [1, "#08477f"]], two: [[0, "#b4500a"], [0.5, "#f7f7f7"], [1, "#0a5a9c"]] },
   dark: { plain: [[0, "#1b222a"], [0.5, "#2f78ab"], [1, "#a6dbff"]], two: [[0, "#f0915a"], [0.5, "#1f262e"], [1, "#5bb4f0"]] },
 };
-const PAPER = { wide: 670, narrow: 325, third: 215 }; // pixels on a printed page
+const PAPER = { wide: 670, narrow: 325 }; // pixels on a printed page
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -101,9 +101,9 @@ function showSettings(data) {
   const alone = methods.length < 2;
   return section("settings", "Settings",
     alone ? null : make("p", { class: "caption" }, differ.length ? "What differs between the runs, beside the method and the seed:" : "The runs differ by method and seed alone."),
-    differ.length ? wordTable(["key", ...data.methods.map((method) => method.label)], differ) : null,
+    differ.length ? wordTable(["setting", ...data.methods.map((method) => method.label)], differ) : null,
     make("details", {}, make("summary", {}, "What each method is set to"), wordTable(null, methods)),
-    make("details", {}, make("summary", {}, alone ? "All other settings" : "Settings that all runs share"), wordTable(null, shared)));
+    make("details", {}, make("summary", {}, alone ? "All other settings" : "Settings that all runs share"), make("dl", {}, ...shared.map(([key, value]) => make("div", {}, make("dt", {}, key), make("dd", {}, value))))));
 }
 
 function showEnvironments(data) {
@@ -176,8 +176,7 @@ const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((pa
 
 function figureNode(figure) {
   if (figure.missing) return section(figure.id, figure.title, make("p", { class: "missing" }, figure.missing));
-  const narrow = figure.panels.filter((panel) => !panel.wide).length;
-  const grid = narrow > 2 && narrow % 3 === 0 ? "panels three" : "panels";
+  const grid = figure.columns === 3 && figure.panels.length > 2 ? "panels three" : "panels";
   const panels = figure.panels.map((panel, i) => make("figure", { class: panel.wide ? "panel wide" : "panel", "data-panel": i },
     panel.title ? make("h3", {}, panel.title) : null, make("div", { class: "plot", style: `height:${panel.height}px` })));
   const keys = figure.key.map(([name, colour, symbol]) => make("li", {}, make("span", { "data-colour": colour }, SYMBOLS[symbol]), name));
@@ -209,8 +208,10 @@ function themed(plot) {
     if (trace.type === "heatmap") {
       trace.colorscale = trace.meta.diverging ? scales.two : scales.plain;
       Object.assign(trace.colorbar, { outlinewidth: 0, tickfont: { size: 11 } });
-      trace.textfont = { size: small ? 9 : 11 };
+      trace.textfont = { size: small || state.printing ? 9 : 11 };
+      trace.showscale = !(trace.texttemplate && (small || state.printing));
     }
+    if (trace.meta.bubbles && (small || state.printing)) trace.marker.size = trace.marker.size.map((size) => 0.7 * size);
     if (trace.meta.outline) trace.marker.line = { color: back, width: 1.2 };
     if (trace.mode === "text") trace.textfont = { size: 12, color: ink };
   }
@@ -220,7 +221,7 @@ function themed(plot) {
     axis.title.standoff = 8;
     if (axis.categoryarray) {
       const shown = axis.categoryarray.filter((name) => !state.hidden.has(plain(name)));
-      Object.assign(axis, { categoryarray: shown, categoryorder: "array", showgrid: false });
+      Object.assign(axis, { categoryarray: shown, categoryorder: "array", showgrid: false, autorange: false, range: [shown.length - 0.5, -0.5] });
     }
   }
   for (const shape of layout.shapes || []) shape.line.color = isDark() ? "#8b97a4" : "#5c6670";
@@ -252,14 +253,13 @@ function drawPanel(figure, index) {
     box.classList.remove("none");
     box.textContent = "";
   }
-  box.style.height = `${panel.height}px`;
   box.style.width = "";
   if (state.printing) {
-    const room = node.classList.contains("wide") ? "wide" : node.parentNode.classList.contains("three") ? "third" : "narrow";
-    layout.width = PAPER[room];
-    box.style.width = `${PAPER[room]}px`;
+    layout.width = PAPER[panel.wide ? "wide" : "narrow"];
+    box.style.width = `${layout.width}px`;
   }
-  layout.height = panel.height;
+  layout.height = panel.square ? Math.min(panel.height, (layout.width || box.clientWidth) + 30) : panel.height;
+  box.style.height = `${layout.height}px`;
   return Plotly.react(box, traces, layout, { displayModeBar: false, responsive: true });
 }
 
