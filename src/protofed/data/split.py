@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,9 +103,10 @@ class Split:
         )
 
     def save(self, path: str | Path, domains: Sequence[Domain] | None = None) -> None:
-        """One .npz without pickles, whole or not at all, with the fingerprint of `domains` where they are given."""
+        """One .npz without pickles, whole or not at all; with `domains` also their fingerprint and the counts."""
         train, train_offsets = _flat(self.train)
         test, test_offsets = _flat(self.test)
+        known: dict[str, Any] = {} if domains is None else {"counts": self.counts(domains)}
         content = io.BytesIO()
         np.savez_compressed(
             content,
@@ -116,6 +118,7 @@ class Split:
             notes=np.array(self.notes, dtype=np.str_),
             fingerprint=np.array(fingerprint(domains) if domains is not None else self.fingerprint),
             hash=np.array(self.hash),
+            **known,
         )
         write_atomically(Path(path), content.getvalue())
 
