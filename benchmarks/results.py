@@ -1,6 +1,6 @@
 """Run every study of docs/results.toml and write docs/results.md, its numbers in docs/results.json.
 
-    python benchmarks/results.py --data-dir DIR            # all studies, one process per core, resumable
+    python benchmarks/results.py --data-dir DIR            # all studies, several runs at a time, resumable
     python benchmarks/results.py fedpr-mnist --jobs 2      # one of them
     python benchmarks/results.py --write                   # only the page, from the runs there are and the numbers kept
 
@@ -9,24 +9,25 @@ A run that is finished is not run again; a study whose runs are not on this mach
 
 import json
 import tomllib
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protofed.atomic import write_atomically
+from protofed.cli.sweep import closing
 from protofed.experiment import Experiment
-from protofed.run import run
+from protofed.report.columns import Column
+from protofed.report.gather import Run
+from protofed.sweep import Cell, run_cells
+from protofed.sweep.plan import identity
+from protofed.sweep.view import view
+from protofed.sweep.workers import Placed
 
 ROOT = Path(__file__).parent.parent
 PLAN, NUMBERS, PAGE = (ROOT / "docs" / f"results.{kind}" for kind in ("toml", "json", "md"))
-LAST = 10  # rounds that "metric@round" is the mean of
 
 
 def main(
@@ -34,7 +35,7 @@ def main(
         list[str] | None, typer.Argument(help="Names of studies in docs/results.toml; all if none.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/results"),
-    jobs: Annotated[int, typer.Option(help="Processes; 0 is one per core.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as in 'protofed sweep'.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.", envvar="PROTOFED_DATA")] = None,
     write: Annotated[bool, typer.Option("--write", help="Run nothing, only write the page.")] = False,
 ) -> None:
@@ -45,7 +46,7 @@ def main(
         raise typer.BadParameter(f"there is no study {', '.join(sorted(unknown))}. There are: {', '.join(names)}.")
     chosen = [study for study in plan if study["name"] in (studies or names)]
     if not write:
-        _run_all(chosen, out, jobs or torch.get_num_threads(), data_dir)
+        _run_all(chosen, out, jobs, data_dir)
     numbers = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
     for study in (study for study in plan if "runs" in study):
         numbers |= {study["name"]: _collect(study, out) or numbers.get(study["name"], {})}
@@ -66,32 +67,14 @@ def _folder(study: dict[str, Any], out: Path, label: str, seed: int) -> Path:
     return out / study["name"] / f"{label.replace(' ', '-').replace(',', '')}-seed{seed}"
 
 
-def _run_all(studies: list[dict[str, Any]], out: Path, jobs: int, data_dir: Path | None) -> None:
-    tasks = [
-        (study["experiment"], changes, _folder(study, out, label, seed), data_dir)
-        for study in studies
-        for label, seed, changes in _runs(study)
-    ]
-    for experiment, changes, _, _ in tasks:
-        Experiment.load(experiment, *changes)  # refuse now what would be refused after hours
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with (
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
-        Progress(*columns, console=Console(stderr=True)) as bar,
-    ):
-        running = [pool.submit(_one, *task) for task in tasks]
-        task = bar.add_task("runs", total=len(running))
-        for done in as_completed(running):
-            bar.console.print(done.result(), highlight=False)
-            bar.advance(task)
-
-
-def _one(experiment: str, changes: list[str], folder: Path, data_dir: Path | None) -> str:
-    torch.set_num_threads(1)
-    result = run(Experiment.load(experiment, *changes), folder, resume=True, data_dir=data_dir)
-    return (
-        f"{folder.parent.name}/{folder.name}: {result.summary['accuracy_mean']:.4f}, {result.summary['seconds']:.0f} s"
-    )
+def _run_all(studies: list[dict[str, Any]], out: Path, jobs: int | None, data_dir: Path | None) -> None:
+    placed = []
+    for study in studies:
+        for label, seed, changes in _runs(study):
+            plan = Experiment.load(study["experiment"], *changes)
+            labels = {"experiment": study["name"], "method": label, "seed": str(seed)}
+            placed.append(Placed(Cell(labels, plan, identity(plan)), _folder(study, out, label, seed)))
+    closing(run_cells(placed, data_dir=data_dir, jobs=jobs, watch=view(Console(stderr=True))))
 
 
 def _collect(study: dict[str, Any], out: Path) -> dict[str, dict[str, list[float | None]]]:
@@ -101,21 +84,10 @@ def _collect(study: dict[str, Any], out: Path) -> dict[str, dict[str, list[float
         folder = _folder(study, out, label, seed)
         if not (folder / "summary.json").is_file():
             return {}
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        run = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
         for title, metric in study["columns"].items():
-            found.setdefault(label, {}).setdefault(title, []).append(_value(metric, summary, lines))
+            found.setdefault(label, {}).setdefault(title, []).append(Column.parse(metric).of(run))
     return found
-
-
-def _value(metric: str, summary: dict[str, Any], lines: list[dict[str, Any]]) -> float | None:
-    """A number of the summary, or "metric@round": its mean over the ten rounds up to that one."""
-    key, at, round = metric.partition("@")
-    if not at:
-        return summary.get(key)
-    values = [line.get(key) for line in lines if int(round) - LAST < line["round"] <= int(round)]
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _page(plan: list[dict[str, Any]], numbers: dict[str, Any]) -> str:

@@ -5,14 +5,15 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from protofed.errors import UserError, nearest
-from protofed.results import Watch
+from protofed.results import Watch, Watches
 from protofed.sinks import SINKS
 
+TRACK = "PROTOFED_TRACK"  # the environment's word for --track
 HERE = str(Path(__file__).parent)
 # A bare package in place of the whole one: the process starts without PyTorch, which alone takes seconds.
 BESIDE = """
@@ -28,6 +29,12 @@ LAST_SECONDS = 20.0  # for what is left to write when the run is over
 def track(*names: str, say: Callable[[str], None] | None = None) -> Watch:
     """A watch that tells these sinks; one that fails is said once, by `say` or as a logged warning."""
     return Tracker(chosen(names), say or logging.getLogger("protofed").warning)
+
+
+def tracked(watch: Watch, names: Sequence[str] | None = None) -> Watch:
+    """A watch and these sinks beside it, or those in $PROTOFED_TRACK; what they have to say is a note."""
+    sinks = chosen([os.environ.get(TRACK, "")] if names is None else names)
+    return Watches(watch, Tracker(sinks, watch.note)) if sinks else watch
 
 
 def chosen(names: Iterable[str]) -> list[str]:

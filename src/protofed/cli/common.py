@@ -1,5 +1,6 @@
 """What every command uses: consoles, and the arguments that recur."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +9,8 @@ import typer
 from rich.console import Console
 
 from protofed import progress, tables
-from protofed.results import Watch, Watches
-from protofed.track import track
+from protofed.results import Watch
+from protofed.track import TRACK, chosen, tracked
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
@@ -26,7 +27,7 @@ DataDir = Annotated[
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", metavar="SINK", envvar="PROTOFED_TRACK",
+        "--track", metavar="SINK", envvar=TRACK,
         help="Send the numbers there too: tensorboard, wandb (offline unless WANDB_MODE is set), mlflow.",
     ),
 ]  # fmt: skip
@@ -34,8 +35,12 @@ Track = Annotated[
 
 def watching(label: str, sinks: list[str] | None) -> Watch:
     """What a person sees of a run, and the sinks."""
-    shown = progress.watch(console, label)
-    return Watches(shown, track(*sinks, say=shown.note)) if sinks else shown
+    return tracked(progress.watch(console, label), sinks)
+
+
+def track_all(sinks: list[str] | None) -> None:
+    """Runs in other processes are tracked too."""
+    os.environ[TRACK] = ",".join(chosen(sinks or []))
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from protofed.experiment import Experiment, find
 from protofed.folder import RunFolder
 from protofed.run import Interrupted
 from protofed.run import run as run_experiment
+from protofed.track import TRACK
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
         again = ["protofed", "run", experiment, *(overrides or []), "--out", str(folder), "--resume"]
         if data_dir is not None and "PROTOFED_DATA" not in os.environ:
             again += ["--data-dir", str(data_dir)]
-        if track and "PROTOFED_TRACK" not in os.environ:
+        if track and TRACK not in os.environ:
             again += [word for sink in track for word in ("--track", sink)]
         say(f"{stop}. Go on with:\n  {shlex.join(again)}")
         raise typer.Exit(130) from None
