@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 from protofed import Experiment, run
 from protofed import track as tracking
+from protofed.cli import app
 from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.results import Watch, Watches
 from protofed.sinks.sink import numbers
 from protofed.sinks.wandb import WandB
-from protofed.track import chosen, track
+from protofed.track import TRACK, chosen, track
 
 for package in ("tensorboard", "wandb", "mlflow", "sqlalchemy"):
     pytest.importorskip(package, reason="needs pip install 'protofed[track]'")
@@ -242,24 +244,18 @@ def test_wandb_never_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("out/summary.json").is_file()
 
 
-def protofed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "protofed", *words],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
-def test_compare_tracks_every_run() -> None:
-    words = ("compare", "local", "fedproto", "--experiment", "demo", "rounds=1", "clients=4", "--out", "out")
-    done = protofed(*words, PROTOFED_TRACK="tensorboard")
-    assert done.returncode == 0, done.stderr
+def test_every_run_of_a_sweep_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRACK, "")  # restored afterwards
+    words = ["local", "fedproto", "--experiment", "demo", "rounds=1", "clients=4", "--jobs", "1", "--out", "out"]
+    done = CliRunner().invoke(app, ["compare", *words, "--track", "tensorboard"])
+    assert done.exit_code == 0, done.output
     assert len(list(Path("out").glob("*-seed0/track/tensorboard/events*"))) == 2
 
 
 def test_mistakes_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = protofed("run", "demo", "--track", "tensorbord", "--out", "out")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "Did you mean 'tensorboard'?" in done.stderr
+    done = CliRunner().invoke(app, ["run", "demo", "--track", "tensorbord", "--out", "out"])
+    assert isinstance(done.exception, UserError)
+    assert "Did you mean 'tensorboard'?" in str(done.exception)
     assert not Path("out").exists()
     assert chosen(["wandb, tensorboard", "wandb"]) == ["wandb", "tensorboard"]
     monkeypatch.setattr(WandB, "needs", ("a_package_that_nobody_has",))

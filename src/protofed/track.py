@@ -39,8 +39,7 @@ def tracked(watch: Watch, names: Sequence[str] | None = None) -> Watch:
 
 def chosen(names: Iterable[str]) -> list[str]:
     """The sinks named, also with commas, each once; an error where there is no such sink, or its package is missing."""
-    words = [word.strip() for name in names for word in name.split(",")]
-    found = list(dict.fromkeys(word for word in words if word))
+    found = list(dict.fromkeys(word for name in names for word in name.replace(",", " ").split()))
     for name in found:
         if name not in SINKS:
             raise UserError(f"--track {name!r}: there is no such sink. {nearest(name, SINKS)}")

@@ -1,5 +1,6 @@
 """Embeddings of all rounds in one plane, so that a point of one round can be compared with that of another."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -62,11 +63,17 @@ def project(run: Run, chosen: Chosen) -> dict[str, Projected]:
     known = np.isfinite(points).all(-1)
     cuts = np.cumsum([len(samples), len(globals_)])
     placed = {}
-    for name, flat in _planes(points[known]).items():
+    for name, flat in _remembered(points[known].tobytes(), points.shape[-1]).items():
         plane = np.full((*points.shape[:2], 2), np.nan)
         plane[known] = flat
         placed[name] = Projected(*np.split(plane, cuts, axis=1))
     return placed
+
+
+@lru_cache(maxsize=16)
+def _remembered(points: bytes, width: int) -> dict[str, np.ndarray]:
+    """The places of points (points, width): a page that follows a run asks for the same ones again and again."""
+    return _planes(np.frombuffer(points).reshape(-1, width))
 
 
 def _planes(points: np.ndarray) -> dict[str, np.ndarray]:

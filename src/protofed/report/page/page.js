@@ -243,6 +243,7 @@ function drawPanel(figure, index) {
   if (node.hidden) return null;
   const box = node.querySelector(".plot"), plot = panel.plots[chosen(figure).join("|")];
   const { traces, layout } = themed(plot);
+  layout.uirevision = chosen(figure).join("|"); // what a reader zoomed into stays when new data come
   if (!traces.length) {
     if (box.data) Plotly.purge(box);
     box.classList.add("none");
