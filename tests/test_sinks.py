@@ -202,7 +202,7 @@ def test_sinks_that_fail_are_said_once_and_the_others_go_on(capfd: pytest.Captur
     result = run(plan, "out", resume=True, watch=Watches(track(*SINKS, say=notes.append), BreakDatabase()))
     assert len(result.rounds) == result.summary["rounds"] == 5
     assert sorted(note.split()[0] for note in notes) == ["mlflow", "tensorboard"]
-    assert all("failed (" in note and "the run goes on without it" in note for note in notes)
+    assert all("failed (" in note and "the run goes on without" in note for note in notes)
     assert told("wandb") == 5
     assert capfd.readouterr() == ("", "")
 
@@ -215,7 +215,7 @@ def test_a_server_that_never_answers_costs_only_the_wait_at_the_end(monkeypatch:
         result = run(Experiment.load("demo", *PLAN), "out", watch=track("mlflow", say=notes.append))
     assert len(result.rounds) == 5
     assert len(notes) == 1
-    assert notes[0].startswith("mlflow has not taken the last numbers within 1 s")
+    assert notes[0].startswith("mlflow did not take the last numbers; the run goes on")
 
 
 def test_wandb_never_asks(monkeypatch: pytest.MonkeyPatch) -> None:

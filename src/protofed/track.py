@@ -12,6 +12,7 @@ from typing import Any
 from protofed.errors import UserError, nearest
 from protofed.results import Watch, Watches
 from protofed.sinks import SINKS
+from protofed.sinks.child import LONGEST
 
 TRACK = "PROTOFED_TRACK"  # the environment's word for --track
 HERE = str(Path(__file__).parent)
@@ -23,7 +24,7 @@ bare.__path__ = [sys.argv.pop(1)]
 from protofed.sinks.child import main
 main()
 """
-LAST_SECONDS = 20.0  # for what is left to write when the run is over
+LAST_SECONDS = 10.0  # that a sink may be idle when the run is over, before it is given up
 
 
 def track(*names: str, say: Callable[[str], None] | None = None) -> Watch:
@@ -93,7 +94,7 @@ class Tracker(Watch):
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(LAST_SECONDS + 5)  # it knows its time; the rest is for a machine that is busy
+            self.process.wait(LONGEST + LAST_SECONDS)  # it knows its time
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -113,4 +114,4 @@ class Tracker(Watch):
             self.process = None
 
     def _without(self, reason: str) -> None:
-        self.say(f"{reason}; the run goes on without it, and its folder has every number")
+        self.say(f"{reason}; the run goes on without, and its folder has every number")

@@ -10,6 +10,9 @@ from pathlib import Path
 from protofed.sinks import SINKS
 from protofed.sinks.follow import tell
 
+WORK = 0.2  # seconds of a processor that are work, in a while
+LONGEST = 120.0  # seconds for the end, on a machine that is busy with other things
+
 
 def main() -> None:
     """The run comes first: it has the processor before this, and the end of this is bounded."""
@@ -21,13 +24,23 @@ def main() -> None:
         thread.start()
     sys.stdin.buffer.read()
     over.set()
-    until = time.monotonic() + seconds
-    for name, thread in threads.items():
-        thread.join(max(0.0, until - time.monotonic()))
-        if thread.is_alive():
-            _say(f"{name} has not taken the last numbers within {seconds:.0f} s")
-    if any(thread.is_alive() for thread in threads.values()):
+    _wait(list(threads.values()), seconds)
+    late = [name for name, thread in threads.items() if thread.is_alive()]
+    if late:
+        _say(f"{' and '.join(late)} did not take the last numbers")
         os._exit(0)  # what hangs must not keep the process
+
+
+def _wait(threads: list[threading.Thread], seconds: float) -> None:
+    """Until they are done, or the process has done next to nothing for so long: then it waits for something else."""
+    began = since = time.monotonic()
+    used = time.process_time()
+    while any(thread.is_alive() for thread in threads) and time.monotonic() - began < LONGEST:
+        time.sleep(0.05)
+        if time.process_time() - used > WORK:
+            since, used = time.monotonic(), time.process_time()
+        if time.monotonic() - since > seconds:
+            return
 
 
 def _tell(name: str, folder: Path, over: threading.Event) -> None:
