@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from protofed import progress, schema, tables
+from protofed.cli import report
 from protofed.cli.common import DataDir, console, say
 from protofed.errors import UserError
 from protofed.experiment import Experiment, find
@@ -13,6 +14,7 @@ from protofed.folder import RunFolder
 from protofed.methods import METHODS
 from protofed.prepare import prepare
 from protofed.report import compare as comparison
+from protofed.report.runs import gather
 from protofed.results import Result
 from protofed.run import Interrupted
 from protofed.run import run as run_experiment
@@ -25,7 +27,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; finished ones are not run again.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run several methods on one experiment; show mean +- std over seeds, and the curves in one picture.
+    """Run several methods on one experiment; show mean +- std over seeds, curves, and a page with all else.
 
     Example:
 
@@ -62,6 +64,7 @@ def compare(
     tables.compared(console, comparison.rows(results), find(experiment).stem)
     first = next(iter(results.values()))[0].folder
     say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
+    report.write(gather(result.folder for runs in results.values() for result in runs), folder / "report.html")
 
 
 def _shared_overrides(names: list[str], overrides: list[str]) -> dict[str, list[str]]:
