@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from protofed.cli import report
 from protofed.cli.common import DataDir, Track, console, say, track_all
 from protofed.cli.sweep import closing, table_of
 from protofed.errors import UserError
@@ -12,6 +13,7 @@ from protofed.experiment import find
 from protofed.report import compare as comparison
 from protofed.report import render
 from protofed.report.gather import Run
+from protofed.report.runs import gather
 from protofed.results import Result
 from protofed.sweep import Sweep, run_cells
 from protofed.sweep.view import view
@@ -27,7 +29,7 @@ def compare(
     data_dir: DataDir = None,
     track: Track = None,
 ) -> None:
-    """Run several methods on one experiment; show mean +- std over seeds, and the curves in one picture.
+    """Run several methods on one experiment; show mean +- std over seeds, curves, and a page with all else.
 
     Example:
 
@@ -51,6 +53,7 @@ def compare(
         paths = comparison.write(results, render.markdown(table_of(runs)), folder)
         first = next(iter(results.values()))[0].folder
         say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
+        report.write(gather(run.folder for run in runs), folder / "report.html")
     closing(outcomes)
 
 

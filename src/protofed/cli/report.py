@@ -43,7 +43,7 @@ def write(gathered: Gathered, out: Path, figures: Path | None = None) -> None:
         shown, drawn = html.build(gathered, tell)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, html.render(shown).encode())
-    say(f"report: {out} ({len(gathered.runs)} runs)")
+    say(f"report: {out} (runs: {len(gathered.runs)})")
     if figures is not None:
         with tables.bar(errors, "saving the figures") as tell:
             count = paper.save(drawn, figures, tell)

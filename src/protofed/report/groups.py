@@ -54,13 +54,13 @@ def _but_seed(run: Run) -> dict[str, Any]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The method's name, with the settings that tell it from others of that name."""
+    """The name, with the settings that tell it from others of that name."""
     labels = []
     for run in runs:
-        namesakes = [other for other in runs if other.method == run.method]
+        namesakes = [other for other in runs if other.name == run.name]
         keys = differing([_but_seed(other) for other in namesakes])
         given = [f"{_short(key, keys)}={_value(run.settings.get(key, MISSING))}" for key in keys]
-        labels.append(", ".join([run.method, *given]))
+        labels.append(", ".join([run.name, *given]))
     return labels
 
 

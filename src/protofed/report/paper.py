@@ -108,6 +108,7 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         (axes.set_xlim if side == "x" else axes.set_ylim)(*axis.range)
     if axis.bare:
         along.set_ticks([])
+        axes.spines[:].set_visible(False)
     if axis.names is not None:
         along.set_ticks(range(len(axis.names)), list(axis.names))
         along.set_inverted(True)

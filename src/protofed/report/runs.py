@@ -13,6 +13,7 @@ from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 
 NO_RUN = ("checkpoints", "__pycache__")  # folders in which no run is looked for
+LISTING = "cells.json"  # beside the runs of a sweep: what it calls each
 ACCURACIES = ("accuracy_mean", "global_accuracy", "loss")  # a round that has none of these was not written by us
 
 
@@ -37,6 +38,8 @@ class Run:
     """One run as its folder tells it, finished or not."""
 
     folder: Path
+    name: str
+    """The method, or what a sweep calls it."""
     settings: dict[str, Any]
     """Every key of the experiment with its value, flat: "method.lam"."""
     rounds: list[dict[str, Any]]
@@ -49,10 +52,6 @@ class Run:
     superclasses: list[str] | None
     confusion: dict[str, np.ndarray]
     views: dict[str, np.ndarray]
-
-    @property
-    def method(self) -> str:
-        return str(self.settings["method.name"])
 
     @property
     def seed(self) -> int:
@@ -134,6 +133,7 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
     known = names.get("names") or range(partition.counts.shape[1] if partition.counts is not None else 0)
     return Run(
         folder=folder,
+        name=_part(folder.parent, LISTING, _called, remarks).get(folder.name, str(settings["method.name"])),
         settings=settings,
         rounds=rounds,
         summary=source.summary() if source.finished else None,
@@ -142,8 +142,8 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         partition=partition,
         class_names=[str(name) for name in known],
         superclasses=names.get("superclasses"),
-        confusion=_part(folder, "confusion.npz", _arrays, remarks) or {},
-        views=_part(folder, "views.npz", _arrays, remarks) or {},
+        confusion=_part(folder, "confusion.npz", _confusion, remarks) or {},
+        views=_part(folder, "views.npz", _views, remarks) or {},
     )
 
 
@@ -182,6 +182,39 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as stored:
         return dict(stored)
+
+
+def _confusion(path: Path) -> dict[str, np.ndarray]:
+    tables = _arrays(path)
+    if not all(table.ndim == 2 and table.shape[0] == table.shape[1] for table in tables.values()):
+        raise ValueError("not square")
+    return tables
+
+
+def _views(path: Path) -> dict[str, np.ndarray]:
+    """Snapshots whose shapes fit each other; a KeyError or a ValueError where they do not."""
+    views = _arrays(path)
+    rounds, samples, width = views["z"].shape
+    globals_, clients = len(views["global_class"]), len(views["local_clients"])
+    classes = views["local_held"].shape[2]
+    expected = {
+        "rounds": (rounds,),
+        "labels": (samples,),
+        "client": (samples,),
+        "global_prototypes": (rounds, globals_, width),
+        "global_held": (rounds, globals_),
+        "local_prototypes": (rounds, clients, classes, width),
+        "local_held": (rounds, clients, classes),
+    }
+    for name, shape in expected.items():
+        if views[name].shape != shape:
+            raise ValueError(f"{name} is {views[name].shape}, not {shape}")
+    return views
+
+
+def _called(path: Path) -> dict[str, str]:
+    """A sweep's names of its methods, by folder."""
+    return {row["folder"]: row["labels"]["method"] for row in json.loads(path.read_text(encoding="utf-8"))}
 
 
 def _partition(path: Path) -> Partition:

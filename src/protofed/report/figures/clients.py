@@ -22,8 +22,8 @@ def make(groups: Sequence[Group]) -> Figure:
         id="clients",
         title="Clients",
         caption="Every client's accuracy on its own test set after the last round, from worst to best; the dashed "
-        "line is the mean, and the worst tenth has the colour of this text's ink. Over several seeds the "
-        "clients of one rank are averaged. A flat row of bars is a fair outcome.",
+        "line is the mean, the worst tenth is black (white on a dark page). Over several seeds the clients "
+        "of one rank are averaged. A flat row of bars is a fair outcome.",
         panels=[
             Panel({"": _bars(group)}, group.label, group.label, wide=len(known) == 1) for group in known[:MOST_PANELS]
         ],

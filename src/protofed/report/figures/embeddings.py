@@ -11,7 +11,6 @@ from protofed.report.runs import Run
 from protofed.report.style import class_colours
 
 MOST_METHODS, MOST_KEY = 8, 20
-NEEDED = ("rounds", "labels", "client", "z")
 _known: dict[tuple[str, int], tuple[Chosen, dict[str, Projected]]] = {}
 
 
@@ -63,7 +62,7 @@ def make(groups: Sequence[Group]) -> Figure:
 
 
 def _has(run: Run) -> bool:
-    return all(name in run.views for name in NEEDED) and run.views["z"].size > 0
+    return "z" in run.views and run.views["z"].size > 0
 
 
 def _projected(run: Run) -> tuple[Chosen, dict[str, Projected]]:
@@ -76,7 +75,7 @@ def _projected(run: Run) -> tuple[Chosen, dict[str, Projected]]:
 
 
 def _names(run: Run) -> list[str]:
-    most = int(run.views["labels"].max()) + 1
+    most = max(int(run.views["labels"].max()) + 1, run.views["local_held"].shape[2])
     return run.class_names if len(run.class_names) >= most else [str(c) for c in range(most)]
 
 
@@ -111,7 +110,7 @@ def _plot(run: Run, chosen: Chosen, places: Projected, step: int, label: str) ->
         hover = [f"{names[c]}, local prototype of client {k}" for c, k in zip(kind, owner, strict=True)]
         marks.append(_prototypes("local prototypes", places.local[step], kind, colours, 9, "diamond", hover, label))
     if len(chosen.global_):
-        kind = views["global_class"][chosen.global_] if "global_class" in views else chosen.global_
+        kind = views["global_class"][chosen.global_]
         hover = [f"{names[c]}, global prototype" for c in kind]
         marks.append(_prototypes("global prototypes", places.global_[step], kind, colours, 17, "star", hover, label))
     every = np.concatenate([part.reshape(-1, 2) for part in places])

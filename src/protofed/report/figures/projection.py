@@ -36,9 +36,9 @@ def choose(run: Run) -> Chosen:
     """Evenly spaced rounds, samples and prototypes, no more than can be drawn and projected in seconds."""
     views = run.views
     rounds = _spaced(len(views["rounds"]), MOST_ROUNDS)
-    globals_ = np.flatnonzero(views["global_held"].any(0)) if "global_held" in views else np.zeros(0, int)
+    globals_ = np.flatnonzero(views["global_held"].any(0))
     globals_ = globals_[_spaced(len(globals_), MOST_GLOBAL)]
-    local = np.argwhere(views["local_held"].any(0)) if "local_held" in views else np.zeros((0, 2), int)
+    local = np.argwhere(views["local_held"].any(0))
     local = local[_spaced(len(local), MOST_LOCAL)]
     room = MOST_TOGETHER // max(1, len(rounds)) - len(globals_) - len(local)
     samples = _spaced(len(views["labels"]), min(MOST_SAMPLES, max(LEAST_SAMPLES, room)))

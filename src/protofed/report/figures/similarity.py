@@ -33,14 +33,18 @@ def make(groups: Sequence[Group]) -> Figure:
 
 
 def has_prototypes(run: Run) -> bool:
-    return "global_held" in run.views and bool(run.views["global_held"][-1].sum() > 1)
+    return (
+        "global_held" in run.views
+        and bool(run.views["global_held"].shape[0])
+        and bool(run.views["global_held"][-1].sum() > 1)
+    )
 
 
 def cosines(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The classes that have a prototype (C,), and the cosine between every two (C, C)."""
     held = run.views["global_held"][-1]
     vectors = run.views["global_prototypes"][-1][held].astype(np.float64)
-    kind = run.views.get("global_class", np.arange(len(held)))[held]
+    kind = run.views["global_class"][held]
     classes = np.unique(kind)
     means = np.stack([vectors[kind == c].mean(0) for c in classes])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)

@@ -259,7 +259,7 @@ function drawPanel(figure, index) {
     layout.width = PAPER[panel.wide ? "wide" : "narrow"];
     box.style.width = `${layout.width}px`;
   }
-  layout.height = panel.square ? Math.min(panel.height, (layout.width || box.clientWidth) + 30) : panel.height;
+  layout.height = panel.square ? Math.min(panel.height, (layout.width || box.clientWidth) + 30) : panel.height * (state.printing ? 0.75 : 1);
   box.style.height = `${layout.height}px`;
   return Plotly.react(box, traces, layout, { displayModeBar: false, responsive: true });
 }
