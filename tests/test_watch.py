@@ -173,6 +173,24 @@ def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
     return found
 
 
+PLOT = "document.querySelector('#accuracy .plot')"
+POINTS = f"return {PLOT}.data[0].x.length"
+RANGE = f"return {PLOT}.layout.yaxis.range"
+ROUND = "return Number(document.getElementById('live').textContent.match(/round (\\d+) of 400/)?.[1] || 0)"
+
+
+def zoom(browser: Any) -> list[float]:
+    """Drag over a part of the first figure, as a reader does; the range of y that it then shows."""
+    from selenium.webdriver import ActionChains
+
+    area = until(lambda: browser.find_elements("css selector", "#accuracy .plot .nsewdrag"))[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    before = browser.execute_script(RANGE)
+    ActionChains(browser).move_to_element(area).click_and_hold().move_by_offset(90, 60).release().perform()
+    until(lambda: browser.execute_script(RANGE) != before)
+    return list(browser.execute_script(RANGE))
+
+
 def test_the_page_follows_a_run(browser: Any) -> None:
     """A watch on a port in use, begun before the run; the page grows without being loaded again, and ends when told."""
     processes = []
@@ -186,15 +204,15 @@ def test_the_page_follows_a_run(browser: Any) -> None:
             url = next(word for word in watch.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
             browser.get(url)
             browser.execute_script("window.loadedOnce = true")
-            live = (
-                "return Number((document.getElementById('live').textContent.match(/round (\\d+) of 400/) || [0, 0])[1])"
-            )
-            first = until(lambda: browser.execute_script(live))
-            points = "return document.querySelector('#accuracy .plot').data[0].x.length"
-            until(lambda: browser.execute_script("return !!document.querySelector('#accuracy .plot')?.data"))
-            drawn = browser.execute_script(points)
-            until(lambda: browser.execute_script(live) > first + 5)
-            until(lambda: browser.execute_script(points) > drawn + 5)
+            first = until(lambda: browser.execute_script(ROUND))
+            until(lambda: browser.execute_script(f"return !!{PLOT}?.data"))
+            browser.execute_script("document.querySelector('details').open = true")
+            zoomed = zoom(browser)
+            drawn = browser.execute_script(POINTS)
+            until(lambda: browser.execute_script(ROUND) > first + 5)
+            until(lambda: browser.execute_script(POINTS) > drawn + 5)
+            assert browser.execute_script("return document.querySelector('details').open")
+            assert browser.execute_script(RANGE) == pytest.approx(zoomed)
             work.send_signal(signal.SIGINT)
             assert work.wait(60) == 130
             assert browser.execute_script("return window.loadedOnce === true")
