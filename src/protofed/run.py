@@ -57,6 +57,7 @@ def run(
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)
         recorder = Recorder(folder, experiment, prepared.engine, state.round, watch.note)
+        watch.opened(folder.path)
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, recorder, watch, stop, checkpoint_seconds)

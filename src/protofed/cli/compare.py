@@ -5,13 +5,15 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.common import DataDir, console, say
+from protofed.cli import report
+from protofed.cli.common import DataDir, Track, console, say, track_all
 from protofed.cli.sweep import closing, table_of
 from protofed.errors import UserError
 from protofed.experiment import find
 from protofed.report import compare as comparison
 from protofed.report import render
 from protofed.report.gather import Run
+from protofed.report.runs import gather
 from protofed.results import Result
 from protofed.sweep import Sweep, run_cells
 from protofed.sweep.view import view
@@ -25,8 +27,9 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; finished ones are not run again.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as in 'protofed sweep'.")] = None,
     data_dir: DataDir = None,
+    track: Track = None,
 ) -> None:
-    """Run several methods on one experiment; show mean +- std over seeds, and the curves in one picture.
+    """Run several methods on one experiment; show mean +- std over seeds, curves, and a page with all else.
 
     Example:
 
@@ -37,6 +40,7 @@ def compare(
         raise UserError(f"compare needs different methods, got {names}. See 'protofed list methods'.")
     plan = Sweep((experiment,), dict.fromkeys(names, ()), _seeds(seeds), tuple(w for w in methods if "=" in w))
     plan.check()
+    track_all(track)
     folder = out or Path("runs") / f"compare-{find(experiment).stem}"
     placed = [Placed(c, folder / f"{c.labels['method']}-seed{c.experiment.seed}") for c in plan.cells()]
     outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=view(console))
@@ -49,6 +53,7 @@ def compare(
         paths = comparison.write(results, render.markdown(table_of(runs)), folder)
         first = next(iter(results.values()))[0].folder
         say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
+        report.write(gather(run.folder for run in runs), folder / "report.html")
     closing(outcomes)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.common import DataDir, Overrides, console, errors, say
+from protofed.cli.common import DataDir, Overrides, Track, console, errors, say, track_all
 from protofed.folder import RunFolder
 from protofed.report import render
 from protofed.report.gather import Run
@@ -25,6 +25,7 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and which are done.")] = False,
     data_dir: DataDir = None,
+    track: Track = None,
 ) -> None:
     """Run methods x experiments x seeds x parameters; the same command goes on where it was stopped.
 
@@ -53,6 +54,7 @@ def sweep(
     if dry_run:
         _list(plan, folder)
         return
+    track_all(track)
     outcomes = run_sweep(plan, folder, data_dir=data_dir, jobs=jobs, watch=view(console))
     if any(outcome.summary for outcome in outcomes):
         table_of(collect(folder))

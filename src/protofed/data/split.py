@@ -138,11 +138,12 @@ class Split:
         )
 
     def save(self, path: str | Path, domains: Sequence[Domain] | None = None) -> None:
-        """One .npz without pickles, whole or not at all, with the fingerprint of `domains` where they are given."""
+        """One .npz without pickles, whole or not at all; with `domains` also their fingerprint and the counts."""
         train, train_offsets = _flat(self.train)
         test, test_offsets = _flat(self.test)
         held, held_offsets = _flat(self.validation)
         validation: dict[str, Any] = {"validation": held, "validation_offsets": held_offsets} if self.validation else {}
+        known: dict[str, Any] = {} if domains is None else {"counts": self.counts(domains)}
         content = io.BytesIO()
         np.savez_compressed(
             content,
@@ -155,6 +156,7 @@ class Split:
             notes=np.array(self.notes, dtype=np.str_),
             fingerprint=np.array(fingerprint(domains) if domains is not None else self.fingerprint),
             hash=np.array(self.hash),
+            **known,
         )
         write_atomically(Path(path), content.getvalue())
 

@@ -19,6 +19,7 @@ from protofed.experiment import Experiment
 from protofed.folder import Busy
 from protofed.results import Watch
 from protofed.run import Interrupted, run
+from protofed.track import tracked
 
 
 class Order(NamedTuple):
@@ -85,7 +86,8 @@ def _one(order: Order, tell: _Tell) -> tuple[str, str, dict[str, Any] | None]:
     sys.argv = order.command  # what environment.json shall say
     try:
         experiment = Experiment.from_dict(order.experiment)
-        result = run(experiment, order.folder, resume=True, data_dir=order.data_dir, watch=tell, cores=order.cores)
+        watch = tracked(tell)
+        result = run(experiment, order.folder, resume=True, data_dir=order.data_dir, watch=watch, cores=order.cores)
     except (Interrupted, KeyboardInterrupt) as stop:
         return "stopped", str(stop) or "stopped", None
     except Busy as error:
