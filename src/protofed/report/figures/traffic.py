@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.report.compare import sent
-from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words
+from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words, rows_high
 from protofed.report.groups import Group
 from protofed.report.style import PARTS
 
@@ -19,7 +19,7 @@ def make(groups: Sequence[Group]) -> Figure:
     if not kinds:
         return Figure("traffic", "Bytes sent", missing="No run has counted bytes.")
     colours = {kind: PARTS[i % len(PARTS)] for i, kind in enumerate(kinds)}
-    height = 110 + 46 * len(groups)
+    height = rows_high(len(groups))
     plots = {
         f"{scale}": [_plot(groups, bytes_, way, colours, scale == "share", height) for way in WAYS]
         for scale in ("bytes", "share")

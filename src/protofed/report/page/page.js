@@ -108,7 +108,7 @@ function showSettings(data) {
 
 function showEnvironments(data) {
   const parts = data.environments.map((entry) => make("div", {},
-    ...entry.commands.map((command) => make("pre", {}, command)),
+    make("pre", {}, entry.commands.join("\n")),
     make("p", { class: "small" }, entry.made.map(([key, value]) => `${key} ${value}`).join(" · ")),
     make("details", {}, make("summary", {}, `${entry.folders.length} run folder${entry.folders.length > 1 ? "s" : ""}`), make("p", { class: "small" }, entry.folders.join(", ")))));
   return section("environment", "Environment and command", make("p", { class: "caption" }, "What was typed, and what it ran on."), ...parts);
