@@ -156,8 +156,8 @@ def thinned(count: int, what: str, most: int = MOST_POINTS) -> list[str]:
 
 
 def columns(panels: int) -> int:
-    """Beside each other: two, or three of many."""
-    return 2 if panels <= 4 else 3
+    """Beside each other: three, where two would do no better."""
+    return 2 if panels in (1, 2, 4) else 3
 
 
 def rows_high(rows: int) -> int:
