@@ -62,6 +62,8 @@ class Evaluate:
     """The round's clients on the global test set (FedNH's PM(V) and PM(L)); costs clients x test samples."""
     pm_clients: Annotated[int, Ge(0)] = 1000
     """How many clients are measured on the global test set after the last round at most, evenly spaced; 0: all."""
+    theory: Annotated[int, Ge(0)] = 0
+    """The constants of FedProto's or FedNH's theorem, and whether its condition holds, on three clients; 0: never."""
 
 
 @dataclass(frozen=True)
