@@ -20,18 +20,17 @@ from protofed.theory.estimators import Noise, Objective
 from protofed.theory.theorems import Round, Theorem
 
 STEPS = 100  # of a client's round that are repeated at most
-POINTS = 3  # of them at which gradients are measured: first, middle, last
+POINTS = 10  # of them at which the gradient is measured
 SAMPLES = 128  # of a client that stand for all its data
-BATCHES = 16  # mini-batches at each point
-INPUTS = 8  # samples whose embedding is differentiated
+BATCHES = 16  # mini-batches whose gradients are measured at the first, middle and last point
+INPUTS = 4  # samples whose embedding is differentiated
 
 
 class Place(NamedTuple):
     """What was found at one point of a client's way."""
 
     client: Client
-    grads: Params
-    noise: Noise
+    grads: Params  # of all samples
 
 
 class Measured(NamedTuple):
@@ -70,6 +69,7 @@ class ClientRound:
     def measured(self, ended: Client, next_down: Tree) -> Measured:
         """Everything, at the points of the way and from one to the next."""
         places = [self._place(client) for client in self._way()]
+        noises = [self._noise(places[i]) for i in _spaced(len(places), 3)]
         following = self.method.receive(self.model, ended, self.data, next_down)
         step = effective(self.engine.optimizer, self.phase, self.round)
         round = Round(
@@ -79,8 +79,8 @@ class ClientRound:
         constants = Constants(
             L1=self._smoothness(places),
             L2=self._stretch(places),
-            G=max(place.noise.square**0.5 if self.theorem.squared else place.noise.norm for place in places),
-            sigma2=max(place.noise.variance for place in places),
+            G=max(noise.square**0.5 if self.theorem.squared else noise.norm for noise in noises),
+            sigma2=max(noise.variance for noise in noises),
             grad_sq=sum(estimators.length(place.grads) ** 2 for place in places) / len(places),
             steps=self.steps,
         )
@@ -89,9 +89,9 @@ class ClientRound:
         return Measured(constants, self.theorem.exchange(self.method, round), change, repeated, len(self.whole.y))
 
     def _way(self) -> list[Client]:
-        """The client before its first, middle and last step, as it trained."""
+        """The client before its first and last step and some between, as it trained."""
         many = min(self.steps, STEPS)
-        chosen = {i * (many - 1) // max(POINTS - 1, 1) for i in range(POINTS)}
+        chosen = _spaced(many, POINTS)
         client, optimizer = self.began, self.engine.optimizer
         moments = optim.init(optimizer, under(client.params, self.phase.trains), self.phase.plain)
         rate = optimizer.rate(self.round) if self.phase.lr is None else self.phase.lr
@@ -109,13 +109,16 @@ class ClientRound:
 
     def _place(self, client: Client) -> Place:
         params = under(client.params, self.phase.trains)
-        _, grads = estimators.slope(self._objective(client, self.whole, self.down), params)
+        return Place(client, estimators.slope(self._objective(client, self.whole, self.down), params)[1])
+
+    def _noise(self, place: Place) -> Noise:
+        params = self._trained(place)
         some = self.batches[:: -(-len(self.batches) // BATCHES)]
         parts = [
-            estimators.slope(self._objective(client, batch, self.down, number), params)[1]
+            estimators.slope(self._objective(place.client, batch, self.down, number), params)[1]
             for number, batch in enumerate(some, 1)
         ]
-        return Place(client, grads, estimators.noise(parts, grads))
+        return estimators.noise(parts, place.grads)
 
     def _objective(self, client: Client, batch: Batch, down: Tree, draw: int = 0) -> Objective:
         """The loss that is trained, with weight decay, as a function of what is trained."""
@@ -176,6 +179,11 @@ class ClientRound:
 
 def _ends(places: Sequence[Place]) -> Sequence[Place]:
     return places if len(places) == 1 else (places[0], places[-1])
+
+
+def _spaced(many: int, most: int) -> list[int]:
+    """The first and last of many numbers, and some evenly between."""
+    return sorted({i * (many - 1) // (most - 1) for i in range(most)})
 
 
 def _ratio(far: float, moved: float) -> float:
