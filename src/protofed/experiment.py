@@ -64,6 +64,8 @@ class Evaluate:
     """Share of every client's training samples that is held back to choose a round by, whenever `own` is measured."""
     pm_clients: Annotated[int, Ge(0)] = 1000
     """How many clients are measured on the global test set after the last round at most, evenly spaced; 0: all."""
+    theory: Annotated[int, Ge(0)] = 0
+    """The constants of FedProto's or FedNH's theorem, and whether its condition holds, on three clients; 0: never."""
 
 
 @dataclass(frozen=True)

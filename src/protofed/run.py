@@ -22,6 +22,7 @@ from protofed.prepare import Prepared, choose, draw_cohort, prepare, threads
 from protofed.record import Recorder, classes
 from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
+from protofed.theory.entry import measure, why_not
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
 SPILLED = 2**30  # bytes of client states written for want of memory, after which a checkpoint is due all the same
@@ -141,6 +142,7 @@ def _rounds(
                 server = combine(experiment, state.server, trained, cohort)
             train_seconds = time.perf_counter() - started
 
+            theory = theory_numbers(experiment, engine, (state.server, server), cohort, round, trained)
             engine.clients.update(trained.clients)
             with engine.clock.part("evaluate"):
                 numbers = round_numbers(experiment, engine, server, cohort, round + 1)
@@ -153,6 +155,7 @@ def _rounds(
                 "lr": experiment.optimizer.rate(round),
                 "loss": _mean_loss(trained),
                 **numbers,
+                **theory,
                 "params_up": trained.sent.params,
                 "bytes_up": trained.sent.bytes,
                 "bytes_down": trained.received.bytes,
@@ -192,6 +195,21 @@ def _parts(clock: dict[str, float], seconds: float) -> dict[str, float]:
     """Where the seconds of a round went; the rest is states, messages, snapshots and waiting for each other."""
     known = {name: clock.get(name, 0.0) for name in ("train", "upload", "aggregate", "evaluate")}
     return known | {"rest": max(0.0, seconds - sum(known.values()))}
+
+
+def theory_numbers(
+    experiment: Experiment,
+    engine: Engine,
+    servers: tuple[Any, Any],
+    cohort: Sequence[int],
+    round: int,
+    trained: Trained,
+) -> dict[str, Any]:
+    """Whether a convergence theorem covers this round, where that is asked for; before its clients' states count."""
+    every = experiment.evaluate.theory
+    if not every or (round + 1) % every or why_not(experiment.method, experiment.optimizer):
+        return {}
+    return {"theory": measure(engine, experiment.method, servers, cohort, round, trained.clients)}
 
 
 def _mean_loss(trained: Trained) -> float | None:
