@@ -24,6 +24,10 @@ KEPT = 2  # checkpoints: the newest, and one to fall back to
 CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
 
 
+class Busy(UserError):
+    """Another process is writing this run."""
+
+
 class State(NamedTuple):
     """All that a run needs to go on: randomness is computed from the seed and the round, so the round says it all."""
 
@@ -84,9 +88,7 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
-                    f"{self.path} is being written by another process. Wait, or use another --out."
-                ) from None
+                raise Busy(f"{self.path} is being written by another process. Wait, or use another --out.") from None
             yield
 
     def write(self, name: str, content: str | bytes) -> None:

@@ -46,7 +46,12 @@ def prepare_split(
     return domains, experiment.partition(domains, experiment.clients, experiment.seed)
 
 
-def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None) -> Prepared:
+def prepare(
+    experiment: Experiment,
+    data_dir: Path | None = None,
+    domains: list[Domain] | None = None,
+    cores: int | None = None,
+) -> Prepared:
     """Load (or take), split and build; whatever can be refused is refused here, before anything is written."""
     device = experiment.torch_device()
     domains, split = prepare_split(experiment, data_dir, domains)
@@ -75,7 +80,7 @@ def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[
     _check_tests(experiment, federation, reference)
     if experiment.engine.name == "reference":
         return Prepared(domains, split, reference, ())
-    workers = experiment.engine.threads or os.cpu_count() or 1
+    workers = experiment.engine.threads or cores or os.cpu_count() or 1
     alone = experiment.engine.name == "auto" and device.type == "cpu" and _largest(reference) > SMALL
     stacked = StackedEngine(
         reference,
