@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from protofed.cli import bench, compare, look, run, sweep, table
+from protofed.cli import bench, compare, look, reproduce, run, sweep, table
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
@@ -45,6 +45,7 @@ app.command()(run.run)
 app.command()(compare.compare)
 app.command()(sweep.sweep)
 app.command()(table.table)
+app.command()(reproduce.reproduce)
 app.command()(look.partition)
 app.command()(look.explain)
 app.command()(bench.bench)

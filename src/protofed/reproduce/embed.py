@@ -1,7 +1,7 @@
 """What the models of a finished run make of test samples, and which vector stands for a class.
 
-Numbers: `classes`, silhouette of the classes over all clients; `clients`, how often the nearest neighbour within a class
-is of the same client, less chance; `agreement`, cosine between two clients' mean embeddings of a class, centred;
+Numbers: `classes`, silhouette of the classes over all clients; `clients`, how often the nearest neighbour within a
+class is of the same client, less chance; `agreement`, cosine between two clients' mean embeddings of a class, centred;
 `semantics`, cosine of the second and third class's means less that of the second and first; `spread`, mean distance to
 the class mean over the mean distance between class means; `within`, `between`, `gap`, cosine of class vectors.
 """
@@ -40,7 +40,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.ndarray]:
-    """Embeddings `z`, `y`, `client`, and the class `vectors` where the method has some; `groups` of classes if known."""
+    """Embeddings `z`, `y`, `client`, the class `vectors` where the method has some, `groups` of classes if known."""
     plan = Experiment.from_dict(RunFolder(folder).experiment_dict())
     plan = dataclasses.replace(plan, device="cpu", engine=EngineChoice(name="reference"))
     prepared = prepare(plan, data_dir)
@@ -67,8 +67,9 @@ def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.n
         z = engine.model(client).embed(state.clients[client], x[rows])
         z = F.normalize(z) if isinstance(plan.method, FedNH) else z
         parts.append((z.numpy(), y[rows].numpy(), np.full(len(rows), client)))
-    z, y, client_of = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return arrays | {"z": z, "y": y, "client": client_of, "classes": np.array(classes or sorted(set(y.tolist())))}
+    embedded, labels, client_of = (np.concatenate(column) for column in zip(*parts, strict=True))
+    shown = np.array(classes or sorted(set(labels.tolist())))
+    return arrays | {"z": embedded, "y": labels, "client": client_of, "classes": shown}
 
 
 def _some(y: np.ndarray, classes: list[int], most: int) -> np.ndarray:
@@ -165,7 +166,10 @@ def _spread(z: np.ndarray, y: np.ndarray, client: np.ndarray) -> float | None:
     for one in np.unique(client):
         means = _means(z[client == one], y[client == one])
         away = [float(np.linalg.norm(a - b)) for a, b in combinations(means.values(), 2)]
-        inside = [float(np.linalg.norm(row - means[int(c)])) for row, c in zip(z[client == one], y[client == one])]
+        inside = [
+            float(np.linalg.norm(row - means[int(c)]))
+            for row, c in zip(z[client == one], y[client == one], strict=True)
+        ]
         if away and np.mean(away) > 0:
             ratios.append(float(np.mean(inside) / np.mean(away)))
     return float(np.mean(ratios)) if ratios else None

@@ -134,7 +134,9 @@ def _curves(entry: Entry, measured: Measured, done: Sequence[Done], views: Views
                             by_round.setdefault(line["round"], []).append(100 * line[key])
             if by_round:
                 x = sorted(by_round)
-                axes.fill_between(x, [min(by_round[r]) for r in x], [max(by_round[r]) for r in x], color=colour, alpha=0.15, lw=0)
+                axes.fill_between(
+                    x, [min(by_round[r]) for r in x], [max(by_round[r]) for r in x], color=colour, alpha=0.15, lw=0
+                )
                 axes.plot(x, [np.mean(by_round[r]) for r in x], color=colour, lw=1.6, label=row)
         _plain(axes, experiment, "round", "accuracy, %")
         axes.legend(frameon=False, fontsize=7, loc="lower right")
@@ -163,7 +165,11 @@ def _embeddings(entry: Entry, measured: Measured, done: Sequence[Done], views: V
         for client in who:
             rows = np.ones(len(view["y"]), bool) if client is None else view["client"] == client
             vectors = view.get("vectors", np.zeros((0, 0)))
-            marks = vectors if client is None and vectors.shape[1:] == view["z"].shape[1:] and label == "fedproto" else vectors[:0]
+            marks = (
+                vectors
+                if client is None and vectors.shape[1:] == view["z"].shape[1:] and label == "fedproto"
+                else vectors[:0]
+            )
             flat = _flat(np.concatenate([view["z"][rows], marks]) if len(marks) else view["z"][rows], figure.by)
             title = label if client is None else f"{label}, client {client}"
             panels.append((title, flat, view["y"][rows], view["classes"]))
@@ -172,17 +178,19 @@ def _embeddings(entry: Entry, measured: Measured, done: Sequence[Done], views: V
         colours = {int(c): COLOURS[i % len(COLOURS)] for i, c in enumerate(classes)}
         many = len(y)
         axes.scatter(flat[:many, 0], flat[:many, 1], s=6, c=[colours[int(c)] for c in y], alpha=0.6, linewidths=0)
-        axes.scatter(flat[many:, 0], flat[many:, 1], s=90, c=[colours[i] for i in range(len(flat) - many)], edgecolors="black")
+        axes.scatter(
+            flat[many:, 0], flat[many:, 1], s=90, c=[colours[i] for i in range(len(flat) - many)], edgecolors="black"
+        )
         axes.set_title(title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
     names = dict(zip(figure.classes, figure.names, strict=True)) if figure.names else {}
     classes = panels[0][3]
-    marks = [
+    handles = [
         Line2D([], [], ls="", marker="o", color=COLOURS[i % len(COLOURS)], label=names.get(int(c), f"class {c}"))
         for i, c in enumerate(classes)
     ]
-    canvas.legend(handles=marks, loc="outside lower center", ncols=5, frameon=False, fontsize=7)
+    canvas.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=7)
     return canvas
 
 

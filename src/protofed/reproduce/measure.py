@@ -1,13 +1,13 @@
 """Numbers of finished runs, by the names that entries use for them.
 
-    accuracy_mean                 a number of summary.json
-    accuracy_mean@50              the mean over the ten rounds up to round 50, of those in which it was measured
-    accuracy_mean@last            the same up to the last round
-    accuracy_mean@time:mpfedcl    the last one measured within the time that mpfedcl's run of this seed took
-    first|second@last             the first of them that the run has
-    domain:svhn                   mean accuracy of the clients of a domain
-    spread:pm_l                   standard deviation over clients of a number of clients.jsonl
-    embeddings:..., similarity:...  see `protofed.reproduce.embed`
+accuracy_mean                 a number of summary.json
+accuracy_mean@50              the mean over the ten rounds up to round 50, of those in which it was measured
+accuracy_mean@last            the same up to the last round
+accuracy_mean@time:mpfedcl    the last one measured within the time that mpfedcl's run of this seed took
+first|second@last             the first of them that the run has
+domain:svhn                   mean accuracy of the clients of a domain
+spread:pm_l                   standard deviation over clients of a number of clients.jsonl
+embeddings:..., similarity:...  see `protofed.reproduce.embed`
 """
 
 from collections.abc import Callable, Mapping

@@ -1,12 +1,14 @@
 """From an entry to the runs it consists of, with the data that is there."""
 
+import math
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from protofed.data.sources import BUILT_IN, available
 from protofed.errors import UserError
-from protofed.experiment import Experiment
+from protofed.experiment import Experiment, find
 from protofed.reproduce.entry import Entry
 from protofed.sweep import Cell, Sweep
 from protofed.sweep.plan import key_of, method_of, takes
@@ -67,12 +69,28 @@ def make(entry: Entry, quick: bool, data_dir: Path | None) -> Plan:
     )
 
 
+def size(entry: Entry) -> tuple[int, int]:
+    """Runs of the whole entry, and rounds of all of them together, without resolving every experiment."""
+    runs = rounds = 0
+    shared = entry.sweep.get("changes", [])
+    for name in entry.experiments if entry.kind == "runs" else []:
+        usual = tomllib.loads(find(name).read_text(encoding="utf-8-sig"))["rounds"]
+        for label, own in entry.sweep["methods"].items():
+            method = method_of(label, own)
+            grid = [values for key, values in entry.sweep.get("parameters", {}).items() if takes(method, key)]
+            many = len(entry.sweep["seeds"]) * math.prod(map(len, grid))
+            said = [int(word.partition("=")[2]) for word in (*shared, *own) if key_of(word) == "rounds"]
+            runs += many
+            rounds += many * (said[-1] if said else usual)
+    return runs, rounds
+
+
 def check(entry: Entry) -> list[Cell]:
     """Every run that an entry may ever ask for, as if all data were there; raises where one is no valid experiment."""
-    full, quick = dict(entry.sweep), _smaller(entry)
-    if not full:
+    if not entry.sweep:
         return []
-    cells = [cell for name in entry.experiments for cell in _cells(name, _without(full), [], {})]
+    quick = _smaller(entry)
+    cells = [cell for name in entry.experiments for cell in _cells(name, _without(entry.sweep), [], {})]
     for name in _list(quick["experiment"]):
         cells += _cells(name, _without(quick), entry.quick.changes, {})
         if entry.stand_in:

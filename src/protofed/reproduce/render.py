@@ -56,7 +56,9 @@ def markdown(entry: Entry, measured: Measured) -> str:
     """The tables and the orderings."""
     parts, blocks = _parts(entry), []
     for columns in groups(columns_of(entry, measured), len(parts) > 1):
-        titles = [column.title if len(parts) == 1 else f"{column.title}, {part}" for column in columns for part in parts]
+        titles = [
+            column.title if len(parts) == 1 else f"{column.title}, {part}" for column in columns for part in parts
+        ]
         lines = [f"| {columns[0].group} | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
         for row in rows_of(entry, measured):
             texts = [cells(entry, measured, row, column) for column in columns]
@@ -122,6 +124,10 @@ def _gain(one: Judged) -> str:
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -35,7 +35,9 @@ class Measured(NamedTuple):
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is no result of 'protofed reproduce' ({error}). Remove it and try again.") from None
+            raise UserError(
+                f"{path} is no result of 'protofed reproduce' ({error}). Remove it and try again."
+            ) from None
 
     def numbers(self, row: str, column: str) -> list[float | None]:
         return self.rows.get(row, {}).get(column, [])
