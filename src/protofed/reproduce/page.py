@@ -61,8 +61,8 @@ def whole(numbers: Mapping[str, Measured]) -> str:
         "Every table and figure of the papers, and studies of our own: what was reported, what was measured here and "
         "the difference. Written by `protofed reproduce --write` from `src/protofed/reproduce/entries`, which has the "
         "settings and the remarks, and `docs/results.json`, which has the numbers by seed. Percent where nothing else "
-        "is said, mean ± standard deviation over seeds. A claim holds, or does not, if all seeds agree; otherwise it is "
-        "undecided.",
+        "is said, mean ± standard deviation over seeds. A claim holds, or does not, if all seeds agree; otherwise it "
+        "is undecided.",
         _overview(numbers),
     ]
     paper = ""

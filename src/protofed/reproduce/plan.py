@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from protofed.data.files import kind_of
 from protofed.data.sources import BUILT_IN, available
 from protofed.errors import UserError
 from protofed.experiment import Experiment, find
@@ -137,7 +138,7 @@ def _kept(first: Sequence[str], then: Sequence[str]) -> list[str]:
 def _domains(name: str, found: set[str], changes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """The data sets of an experiment, and those of them that are there."""
     wanted = _list(Experiment.load(name, *changes).data.name)
-    return wanted, [one for one in wanted if one in found or one in BUILT_IN or ":" in one or Path(one).exists()]
+    return wanted, [one for one in wanted if one in found or one in BUILT_IN or ":" in one or kind_of(Path(one))]
 
 
 def _list(value: Any) -> list[str]:

@@ -1,5 +1,6 @@
 """Tables of paper, here and difference: for a terminal and for Markdown."""
 
+import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.table import Table
 from protofed.reproduce.entry import PAPERS, Column, Entry
 from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of
 
+TITLE = 18  # letters of a column's title in a line
 WIDE = 3  # columns of paper, here and difference that fit beside each other
 
 
@@ -35,7 +37,7 @@ def terminal(console: Console, entry: Entry, measured: Measured) -> None:
         table.add_column("")
         for column in columns:
             for part in parts:
-                head = column.title if len(parts) == 1 else f"{column.title}\n{part}"
+                head = textwrap.fill(column.title, TITLE) + (f"\n{part}" if len(parts) > 1 else "")
                 table.add_column(head, justify="right", no_wrap=True)
         for row in rows_of(entry, measured):
             texts = [cells(entry, measured, row, column) for column in columns]
