@@ -87,11 +87,11 @@ def size(entry: Entry) -> tuple[int, int]:
 
 
 def check(entry: Entry) -> list[Cell]:
-    """Every run that an entry may ever ask for, as if all data were there; raises where one is no valid experiment."""
+    """Every run that an entry may ask for (of one seed), as if all data were there; raises where one is not valid."""
     if not entry.sweep:
         return []
-    quick = _smaller(entry)
-    cells = [cell for name in entry.experiments for cell in _cells(name, _without(entry.sweep), [], {})]
+    whole, quick = ({**shape, "seeds": shape["seeds"][:1]} for shape in (entry.sweep, _smaller(entry)))
+    cells = [cell for name in entry.experiments for cell in _cells(name, _without(whole), [], {})]
     for name in _list(quick["experiment"]):
         cells += _cells(name, _without(quick), entry.quick.changes, {})
         if entry.stand_in:

@@ -74,12 +74,27 @@ def reproduce(
         (out / RUNS).mkdir(parents=True, exist_ok=True)
         try:
             with _stopping_after(limit):
-                outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=watch)
+                outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=_brief(watch))
         except KeyboardInterrupt:
             stopped = True
     stopped = stopped or any(outcome.status == "stopped" for outcome in outcomes)
     done = [_measure(plan, placed, out, data_dir, tell) for plan in plans]
     return Report(done, [o for o in _once(outcomes) if o.status == "failed"], skipped, stopped)
+
+
+def _brief(watch: SweepWatch | None) -> SweepWatch | None:
+    """The same remark on many runs is made once."""
+    if watch is not None:
+        said, note = set(), watch.note
+
+        def once(text: str) -> None:
+            remark = text.partition(": ")[2] or text
+            if remark not in said:
+                said.add(remark)
+                note(text)
+
+        watch.note = once  # type: ignore[method-assign]
+    return watch
 
 
 def _place(cells: Sequence[Cell], folder: Path) -> list[Placed]:
