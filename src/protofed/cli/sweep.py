@@ -9,7 +9,8 @@ import typer
 from protofed.cli.common import DataDir, Overrides, console, errors, say
 from protofed.folder import RunFolder
 from protofed.report import render
-from protofed.report.tabulate import collect, tabulate
+from protofed.report.gather import Run
+from protofed.report.tabulate import Collected, Table, collect, tabulate
 from protofed.sweep import Outcome, Sweep, run_sweep
 from protofed.sweep.run import place
 from protofed.sweep.view import view
@@ -53,18 +54,35 @@ def sweep(
         _list(plan, folder)
         return
     outcomes = run_sweep(plan, folder, data_dir=data_dir, jobs=jobs, watch=view(console))
-    left = [outcome for outcome in outcomes if outcome.status == "stopped"]
     if any(outcome.summary for outcome in outcomes):
-        made = tabulate(collect(folder))
-        console.print(render.terminal(made))
-        for note in (note for note in made.notes if not note.startswith("left out")):
-            say(f"note: {note}")
+        table_of(collect(folder))
     say(f"runs: {folder}")
-    _failures(outcomes)
+    closing(outcomes)
+
+
+def table_of(found: Collected | Sequence[Run]) -> Table:
+    """Show runs as a table, with what has to be said about them; those left out are named elsewhere."""
+    made = tabulate(found)
+    console.print(render.terminal(made))
+    for note in (note for note in made.notes if not note.startswith("left out")):
+        say(f"note: {note}")
+    return made
+
+
+def closing(outcomes: Sequence[Outcome]) -> None:
+    """Name what failed or is left; the exit code is 1, or after Ctrl-C 130."""
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    left = sum(outcome.status == "stopped" for outcome in outcomes)
+    if failed:
+        errors.print(f"{len(failed)} of {len(outcomes)} cells failed; the same command tries them again:")
+    for outcome in failed:
+        reason, *more = outcome.reason.splitlines()
+        where = f" ({outcome.folder}.failed.txt)" if more else ""
+        errors.print(f"  {outcome.cell.name}: {reason}{where}", highlight=False, markup=False, soft_wrap=True)
     if left:
-        say(f"{len(left)} of {len(outcomes)} cells are left. The same command goes on.")
+        say(f"{left} of {len(outcomes)} cells are left. The same command goes on.")
         raise typer.Exit(130)
-    if any(outcome.status == "failed" for outcome in outcomes):
+    if failed:
         raise typer.Exit(1)
 
 
@@ -77,13 +95,3 @@ def _list(plan: Sweep, folder: Path) -> None:
         done += run.finished
         say(f"{state:<15} {cell.hash}  {cell.name}")
     say(f"{len(placed)} cells, {done} done: {folder}")
-
-
-def _failures(outcomes: Sequence[Outcome]) -> None:
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    if failed:
-        errors.print(f"{len(failed)} of {len(outcomes)} cells failed; the same command tries them again:")
-    for outcome in failed:
-        reason, *more = outcome.reason.splitlines()
-        where = f" ({outcome.folder}.failed.txt)" if more else ""
-        errors.print(f"  {outcome.cell.name}: {reason}{where}", highlight=False, markup=False, soft_wrap=True)

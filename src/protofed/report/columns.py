@@ -12,6 +12,11 @@ LAST = 10  # rounds that a mean "of the last rounds" is taken over
 VALIDATION = {"global": "validation_global_mean", "own": "validation_mean"}  # by what the best round is chosen
 
 
+def deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of the population, as everywhere here."""
+    return float(np.mean(values)), float(np.std(values))
+
+
 class Metric(NamedTuple):
     """A number of a run."""
 

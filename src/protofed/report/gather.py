@@ -12,9 +12,9 @@ import numpy as np
 
 from protofed.errors import UserError
 from protofed.folder import RunFolder
-from protofed.sweep.plan import LISTING
 from protofed.version import VERSION
 
+LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
 NEEDED = ("method", "seed", "rounds", "partition", "accuracy_mean")  # keys without which a summary is not one
 TRACES = ("summary.json", "rounds.jsonl", "checkpoints", "partition.npz")  # of a run without its experiment.toml
 

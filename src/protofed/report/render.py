@@ -83,7 +83,7 @@ def caption(table: Table) -> str:
 
 def terminal(table: Table) -> RichTable:
     """For a person: the best is bold and ¹, the second best ²."""
-    titles, lines = _grid(table, lambda text, rank: text + ("", " ¹", " ²")[rank])
+    titles, lines = _grid(table, lambda text, rank: text.replace(" ± ", "±") + ("", "¹", "²")[rank])
     shown = RichTable(
         title=caption(table), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)
     )

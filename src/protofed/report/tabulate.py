@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from protofed.errors import UserError, nearest
 from protofed.report import paired
-from protofed.report.columns import USUAL, Column, choose
+from protofed.report.columns import USUAL, Column, choose, deviation
 from protofed.report.gather import Collected, LeftOut, Run, collect
 
 __all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
@@ -31,12 +29,11 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(list(self.values.values())))
+        return deviation(list(self.values.values()))[0]
 
     @property
     def std(self) -> float:
-        """Of the population, as everywhere here."""
-        return float(np.std(list(self.values.values())))
+        return deviation(list(self.values.values()))[1]
 
 
 @dataclass
@@ -154,7 +151,7 @@ def _fill(table: Table, setting: str, column: Column) -> None:
     if column.metric.better and len(comparable) > 1:
         digits = DIGITS + 2 * (column.metric.unit == "%")
         shown = {row.label: round(row.entries[at].mean, digits) for row in comparable}
-        best = sorted(set(shown.values()), reverse=column.metric.better == "high")[:2]
+        best = sorted(set(shown.values()), reverse=column.metric.better == "high")[: 2 if len(comparable) > 2 else 1]
         for row in comparable:
             if shown[row.label] in best:
                 row.entries[at].rank = best.index(shown[row.label]) + 1

@@ -20,7 +20,6 @@ from protofed.methods import METHODS
 
 KEYS = ("experiment", "seeds", "changes", "methods", "parameters")
 DIGITS = 12  # of a cell's hash
-LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
 
 
 class Cell(NamedTuple):

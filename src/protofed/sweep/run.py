@@ -15,7 +15,8 @@ from protofed.data.sources import load
 from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.prepare import prepare, prepare_split
-from protofed.sweep.plan import LISTING, Cell, Sweep
+from protofed.report.gather import LISTING
+from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Crew, Outcome, Placed, Share
 
@@ -127,7 +128,7 @@ def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path 
     watch.checking(len(ordered), len(ordered))
     if bad:
         more = f" So are {len(bad) - 1} more: {'; '.join(cell.name for cell, _ in bad[1:4])}." if len(bad) > 1 else ""
-        raise UserError(f"a cell of the sweep is impossible, {bad[0][0].name}: {bad[0][1]}{more}")
+        raise UserError(f"{bad[0][0].name} is impossible: {bad[0][1]}{more}")
     for outcome in kept:
         now, then = splits.get(_case(outcome.cell)), (outcome.summary or {}).get("partition")
         if now is not None and now != then:

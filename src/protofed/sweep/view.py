@@ -90,7 +90,8 @@ class _View(SweepWatch):
         self.total, self.done = len(cells), 0
         self.estimate = Estimate(cells, kept, jobs)
         before = f", {len(kept)} finished before" if kept else ""
-        self.say(f"{len(cells)} cells to run{before}" + (f", {jobs} at a time" if jobs > 1 else ""))
+        at_once = f", {jobs} at a time" if jobs > 1 else ""
+        self.say(f"{len(cells)} cells to run{before}{at_once}" if cells else f"all {len(kept)} cells are finished")
 
     def begun(self, cell: Cell, done: int) -> None:
         self.estimate.begun(cell, done)
