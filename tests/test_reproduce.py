@@ -261,7 +261,7 @@ def test_table_mnist_quick_without_any_data() -> None:
         assert all(0.5 < number <= 1 for number in row["half-range 2, n = 3"] if number is not None)
     assert "**quick version" in (folder / "result.md").read_text()
     again = _reproduce("fedproto/table-mnist", "--quick", "--out", "out")
-    assert "0 cells to run, 14 finished before" in again.stdout
+    assert "all 14 cells are finished" in again.stdout
     assert Measured.load(folder / "result.json") == measured
 
 

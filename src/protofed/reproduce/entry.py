@@ -188,9 +188,11 @@ def parse(text: str) -> Number | None:
 
 
 def names() -> list[str]:
-    """Every entry, the most important first within its paper."""
+    """Every entry, paper by paper, tables before figures."""
     found = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")]
-    return sorted(found, key=lambda name: (list(PAPERS).index(name.partition("/")[0]), _natural(name)))
+    return sorted(
+        found, key=lambda name: (list(PAPERS).index(name.partition("/")[0]), "/table" not in name, _natural(name))
+    )
 
 
 def _natural(name: str) -> list[Any]:

@@ -95,6 +95,8 @@ def _section(entry: Entry, measured: Measured | None) -> list[str]:
     parts = [f"## {entry.name}", f"**{entry.shows + ': ' if entry.shows else ''}{entry.title}.**", entry.about.strip()]
     if entry.replaced:
         parts.append(entry.replaced.strip())
+    if entry.sweep:
+        parts.append(render.settings(entry))
     parts.append(f"`protofed reproduce {entry.name}`; {takes(entry, measured)}.")
     if measured is None:
         return [*parts, "*Not measured yet.*"]

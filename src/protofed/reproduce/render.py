@@ -48,6 +48,8 @@ def terminal(console: Console, entry: Entry, measured: Measured) -> None:
         console.print(line.replace("**", ""), highlight=False, markup=False, soft_wrap=True)
     for line in notes(measured):
         console.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
+    if entry.replaced:
+        console.print(f"\nnot as in the paper: {' '.join(entry.replaced.split())}", highlight=False, markup=False)
 
 
 def heading(entry: Entry) -> str:
@@ -77,9 +79,22 @@ def page(entry: Entry, measured: Measured) -> str:
     parts = [f"# {heading(entry)}", PAPERS[entry.paper] + "."]
     if measured.label:
         parts.append(f"**{measured.label}**")
-    parts += [entry.about.strip(), entry.replaced.strip(), markdown(entry, measured).strip()]
+    parts += [entry.about.strip(), entry.replaced.strip(), settings(entry), markdown(entry, measured).strip()]
     parts += [f"- {line}" for line in notes(measured)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def settings(entry: Entry) -> str:
+    """The runs of the whole entry in words."""
+    if not entry.sweep:
+        return ""
+    shape = entry.sweep
+    shared = [f"`{word}`" for word in shape.get("changes", [])]
+    grid = [f"`{key}` = {', '.join(map(str, values))}" for key, values in shape.get("parameters", {}).items()]
+    rows = [f"{label} (`{' '.join(own)}`)" if own else label for label, own in shape["methods"].items()]
+    seeds = ", ".join(map(str, shape["seeds"]))
+    experiments = ", ".join(f"`{name}`" for name in entry.experiments)
+    return f"Settings: {experiments}; {'; '.join([*shared, *grid, f'seeds {seeds}', *rows])}."
 
 
 def notes(measured: Measured) -> list[str]:
