@@ -73,7 +73,9 @@ def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.n
 
 
 def _some(y: np.ndarray, classes: list[int], most: int) -> np.ndarray:
-    return np.concatenate([np.flatnonzero(y == c)[:most] for c in classes])
+    """Rows of these classes, evenly spaced: samples that lie beside each other may be alike."""
+    rows = [np.flatnonzero(y == c) for c in classes]
+    return np.concatenate([of[np.linspace(0, len(of) - 1, min(most, len(of))).astype(int)] for of in rows if len(of)])
 
 
 def class_vectors(plan: Experiment, server: Any) -> np.ndarray | None:

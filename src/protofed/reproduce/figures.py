@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,7 +26,7 @@ def draw(entry: Entry, measured: Measured, done: Sequence[Done], views: Views, f
     """Write the entry's figure; nothing where there is nothing to draw."""
     if entry.figure is None or not done:
         return []
-    kinds = {"lines": _lines, "bars": _bars, "curves": _curves, "embeddings": _embeddings, "plane": _plane}
+    kinds = {"lines": _lines, "bars": _bars, "curves": _curves, "embeddings": _embeddings, "plane": _embeddings}
     if entry.figure.kind == "similarity":
         canvas = _similarity(entry, done, views)
     else:
@@ -154,42 +154,56 @@ def _first(entry: Entry, done: Sequence[Done]) -> dict[str, Done]:
     return shown
 
 
-def _embeddings(entry: Entry, measured: Measured, done: Sequence[Done], views: Views) -> Canvas:
-    """Test samples in two dimensions, coloured by class; large points are prototypes. One panel a method and client."""
+class Panel(NamedTuple):
+    """Points (N, 2) of classes (N,), and a mark (2,) for some of them."""
+
+    title: str
+    points: np.ndarray
+    y: np.ndarray
+    marks: np.ndarray
+
+
+def _panels(entry: Entry, done: Sequence[Done], views: Views) -> tuple[list[Panel], list[int]]:
+    """One panel a method, or a method and client, and the classes that they show."""
     assert entry.figure is not None
-    figure = entry.figure
-    panels: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]] = []
+    figure, panels = entry.figure, []
+    classes: list[int] = []
     for label, one in _first(entry, done).items():
         view = views.view(one)
-        who = np.unique(view["client"])[: len(figure.clients)] if figure.clients else [None]
-        for client in who:
+        classes = view["classes"].tolist()
+        vectors = view.get("vectors", np.zeros((0, 0)))
+        if figure.kind == "embeddings" and (figure.clients or one.cell.experiment.method_name != "fedproto"):
+            vectors = vectors[:0]  # rows of a head are no points among the samples
+        for client in np.unique(view["client"])[: len(figure.clients)] if figure.clients else [None]:
             rows = np.ones(len(view["y"]), bool) if client is None else view["client"] == client
-            vectors = view.get("vectors", np.zeros((0, 0)))
-            marks = (
-                vectors
-                if client is None and vectors.shape[1:] == view["z"].shape[1:] and label == "fedproto"
-                else vectors[:0]
-            )
-            flat = _flat(np.concatenate([view["z"][rows], marks]) if len(marks) else view["z"][rows], figure.by)
+            z = view["z"][rows]
+            flat = _flat(np.concatenate([z, vectors]) if len(vectors) else z, figure.by)
             title = label if client is None else f"{label}, client {client}"
-            panels.append((title, flat, view["y"][rows], view["classes"]))
+            panels.append(Panel(title, flat[: len(z)], view["y"][rows], flat[len(z) :]))
+    return panels, classes
+
+
+def _embeddings(entry: Entry, measured: Measured, done: Sequence[Done], views: Views) -> Canvas:
+    """Test samples in two dimensions, coloured by class; large points are prototypes, lines are class vectors."""
+    assert entry.figure is not None
+    panels, classes = _panels(entry, done, views)
+    colours = {c: COLOURS[i % len(COLOURS)] for i, c in enumerate(classes)}
     canvas, grid = _grid(len(panels), 2)
-    for axes, (title, flat, y, classes) in zip(grid, panels, strict=True):
-        colours = {int(c): COLOURS[i % len(COLOURS)] for i, c in enumerate(classes)}
-        many = len(y)
-        axes.scatter(flat[:many, 0], flat[:many, 1], s=6, c=[colours[int(c)] for c in y], alpha=0.6, linewidths=0)
-        axes.scatter(
-            flat[many:, 0], flat[many:, 1], s=90, c=[colours[i] for i in range(len(flat) - many)], edgecolors="black"
-        )
+    for axes, (title, points, y, marks) in zip(grid, panels, strict=True):
+        axes.scatter(points[:, 0], points[:, 1], s=6, c=[colours[int(c)] for c in y], alpha=0.6, linewidths=0)
+        shown = [colours[c] for c in range(len(marks))]
+        if entry.figure.kind == "plane":
+            reach = float(np.quantile(np.linalg.norm(points, axis=1), 0.99))
+            for colour, (x, up) in zip(shown, marks / np.linalg.norm(marks, axis=1, keepdims=True), strict=True):
+                axes.plot([0, reach * x], [0, reach * up], color=colour, lw=1.5, ls="--")
+            axes.set(xlim=(-1.1 * reach, 1.1 * reach), ylim=(-1.1 * reach, 1.1 * reach), aspect="equal")
+        else:
+            axes.scatter(marks[:, 0], marks[:, 1], s=90, c=shown, edgecolors="black")
         axes.set_title(title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
-    names = dict(zip(figure.classes, figure.names, strict=True)) if figure.names else {}
-    classes = panels[0][3]
-    handles = [
-        Line2D([], [], ls="", marker="o", color=COLOURS[i % len(COLOURS)], label=names.get(int(c), f"class {c}"))
-        for i, c in enumerate(classes)
-    ]
+    names = dict(zip(entry.figure.classes, entry.figure.names, strict=True))
+    handles = [Line2D([], [], ls="", marker="o", color=colours[c], label=names.get(c, f"class {c}")) for c in classes]
     canvas.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=7)
     return canvas
 
@@ -200,11 +214,6 @@ def _flat(z: np.ndarray, by: str) -> np.ndarray:
     if by == "pca":
         return PCA(2, random_state=0).fit_transform(z)
     return TSNE(2, perplexity=min(30, max(2, len(z) // 4)), init="pca", random_state=0).fit_transform(z)
-
-
-def _plane(entry: Entry, measured: Measured, done: Sequence[Done], views: Views) -> Canvas:
-    """Embeddings that have two dimensions as they are, one panel a method and client."""
-    return _embeddings(entry, measured, done, views)
 
 
 def _similarity(entry: Entry, done: Sequence[Done], views: Views) -> Canvas | None:
