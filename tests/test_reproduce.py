@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofed import cli
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.reproduce import embed, page, plan, render
@@ -232,21 +233,33 @@ def test_numbers_of_embeddings() -> None:
 # the command
 
 
-def _reproduce(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: text for key, text in os.environ.items() if key != "PROTOFED_DATA"} | env
+def _reproduce(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, without any data."""
+    clean = {key: text for key, text in os.environ.items() if key != "PROTOFED_DATA"}
     command = [sys.executable, "-m", "protofed", "reproduce", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=clean)
 
 
-def test_list() -> None:
-    done = _reproduce("--list")
-    assert done.returncode == 0, done.stderr
+def _main(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """In this process, without any data."""
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", ["protofed", "reproduce", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (0, None), end.value.code
+
+
+def test_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _main(monkeypatch, "--list")
+    shown = capsys.readouterr().out
     for name in names():
-        assert f" {name} " in done.stdout
-    assert "on an H200" in done.stdout
+        assert f" {name} " in shown
+    assert "on an H200" in shown
 
 
-def test_table_mnist_quick_without_any_data() -> None:
+def test_table_mnist_quick_without_any_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = _reproduce("fedproto/table-mnist", "--quick", "--out", "out")
     assert done.returncode == 0, done.stderr
     assert "on the built-in 8x8 digits" in done.stdout
@@ -260,8 +273,8 @@ def test_table_mnist_quick_without_any_data() -> None:
     for row in measured.rows.values():
         assert all(0.5 < number <= 1 for number in row["half-range 2, n = 3"] if number is not None)
     assert "**quick version" in (folder / "result.md").read_text()
-    again = _reproduce("fedproto/table-mnist", "--quick", "--out", "out")
-    assert "all 14 cells are finished" in again.stdout
+    _main(monkeypatch, "fedproto/table-mnist", "--quick", "--out", "out")
+    assert "all 14 cells are finished" in capsys.readouterr().out
     assert Measured.load(folder / "result.json") == measured
 
 
@@ -306,25 +319,33 @@ def test_time_that_is_up_stops_cleanly() -> None:
     assert Measured.load(Path("out/fednh/figure-2-quick/result.json")).missing == 6
 
 
-def test_partitions_and_counts_need_no_training() -> None:
-    done = _reproduce("mpfedcl/table-2", "mpfedcl/figure-6", "--quick", "--out", "out")
-    assert done.returncode == 0, done.stderr
+def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    _main(monkeypatch, "mpfedcl/table-2", "mpfedcl/figure-6", "--quick", "--out", "out")
     assert Path("out/mpfedcl/figure-6-quick/mnist.png").is_file()
     assert not Path("out/runs").exists()
 
 
-def test_what_cannot_be_is_refused_in_one_line() -> None:
-    for words, says in (
-        (("fedproto/table-mnist", "--out", "out"), "needs data that is not there"),
-        (("fedproto/table-minst",), "Did you mean 'fedproto/table-mnist'"),
-        (("fedpr/figure-2", "--quick", "--limit", "soon"), "should be a time"),
-        ((), "--list"),
-        (("--write", "--out", "out"), "is for a checkout"),
-    ):
-        done = _reproduce(*words)
-        assert done.returncode == 2
-        assert says in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fedproto/table-mnist", "--out", "out"], "needs data that is not there"),
+        (["fedproto/table-minst"], "Did you mean 'fedproto/table-mnist'"),
+        (["fedpr/figure-2", "--quick", "--limit", "soon"], "should be a time"),
+        ([], "--list"),
+        (["--write", "--out", "out"], "is for a checkout"),
+        (["nothing/"], "names nothing"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", ["protofed", "reproduce", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
     assert not Path("out").exists()
 
 
