@@ -174,12 +174,15 @@ def _panels(entry: Entry, done: Sequence[Done], views: Views) -> tuple[list[Pane
         vectors = view.get("vectors", np.zeros((0, 0)))
         if figure.kind == "embeddings" and (figure.clients or one.cell.experiment.method_name != "fedproto"):
             vectors = vectors[:0]  # rows of a head are no points among the samples
-        for client in np.unique(view["client"])[: len(figure.clients)] if figure.clients else [None]:
-            rows = np.ones(len(view["y"]), bool) if client is None else view["client"] == client
-            z = view["z"][rows]
+        who = np.unique(view["client"])[: len(figure.clients)] if figure.clients else np.unique(view["client"])
+        for clients in [[client] for client in who] if figure.by == "tsne" and figure.clients else [who]:
+            rows = np.isin(view["client"], clients)  # t-SNE places each by itself; all else has one plane for all
+            z, y, owner = view["z"][rows], view["y"][rows], view["client"][rows]
             flat = _flat(np.concatenate([z, vectors]) if len(vectors) else z, figure.by)
-            title = label if client is None else f"{label}, client {client}"
-            panels.append(Panel(title, flat[: len(z)], view["y"][rows], flat[len(z) :]))
+            for client in clients if figure.clients else [None]:
+                own = np.ones(len(z), bool) if client is None else owner == client
+                title = label if client is None else f"{label}, client {client}"
+                panels.append(Panel(title, flat[: len(z)][own], y[own], flat[len(z) :]))
     return panels, classes
 
 
@@ -190,7 +193,14 @@ def _embeddings(entry: Entry, measured: Measured, done: Sequence[Done], views: V
     colours = {c: COLOURS[i % len(COLOURS)] for i, c in enumerate(classes)}
     canvas, grid = _grid(len(panels), 2)
     for axes, (title, points, y, marks) in zip(grid, panels, strict=True):
-        axes.scatter(points[:, 0], points[:, 1], s=6, c=[colours[int(c)] for c in y], alpha=0.6, linewidths=0)
+        axes.scatter(
+            points[:, 0],
+            points[:, 1],
+            s=6 if len(points) > 300 else 16,
+            c=[colours[int(c)] for c in y],
+            alpha=0.6,
+            linewidths=0,
+        )
         shown = [colours[c] for c in range(len(marks))]
         if entry.figure.kind == "plane":
             reach = float(np.quantile(np.linalg.norm(points, axis=1), 0.99))
