@@ -60,6 +60,8 @@ class Evaluate:
     """The global model, where there is one, on the global test set (FedNH's GM)."""
     pm: Annotated[int, Ge(0)] = 0
     """The round's clients on the global test set (FedNH's PM(V) and PM(L)); costs clients x test samples."""
+    validation: Annotated[float, Ge(0), Le(0.5)] = 0.0
+    """Share of every client's training samples that is held back to choose a round by, whenever `own` is measured."""
     pm_clients: Annotated[int, Ge(0)] = 1000
     """How many clients are measured on the global test set after the last round at most, evenly spaced; 0: all."""
 

@@ -106,6 +106,12 @@ def global_own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, An
     return {"accuracy_global_mean": spread(accuracies(tallies, judged_by(method))).mean}
 
 
+def validation_numbers(method: Method, tallies: Sequence[Tally], who: str) -> dict[str, Any]:
+    """Personal models, or the global one, on the clients' validation samples: to choose a round by."""
+    key = "validation_mean" if who == "personal" else "validation_global_mean"
+    return {key: spread(accuracies(tallies, judged_by(method))).mean}
+
+
 def global_numbers(method: Method, tally: Tally | None) -> dict[str, Any]:
     """The global model on the global test set: GM."""
     by = {kind: tally[kind].accuracy() if tally and kind in tally else None for kind in ("head", "proto")}

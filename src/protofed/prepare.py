@@ -43,7 +43,8 @@ def prepare_split(
 ) -> tuple[list[Domain], Split]:
     """Who has what in this experiment."""
     domains = domains or load(experiment.data, data_dir)
-    return domains, experiment.partition(domains, experiment.clients, experiment.seed)
+    split = experiment.partition(domains, experiment.clients, experiment.seed)
+    return domains, split.hold_back(experiment.evaluate.validation, domains, experiment.seed)
 
 
 def prepare(

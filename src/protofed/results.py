@@ -31,6 +31,7 @@ from protofed.metrics import (
     own_numbers,
     personal,
     personal_numbers,
+    validation_numbers,
 )
 from protofed.report import pictures
 from protofed.version import VERSION
@@ -90,6 +91,10 @@ def round_numbers(
     """The numbers of a round; after the last one they are taken again, over all clients."""
     method, when = experiment.method, experiment.evaluate
     numbers: dict[str, Any] = {}
+    if when.validation and _due(when.own, round, experiment.rounds):
+        for who in ("personal", "global") if method.global_client(server) is not None else ("personal",):
+            tallies = engine.evaluate(method, server, cohort, on="validation", who=who)
+            numbers |= validation_numbers(method, tallies, who)
     if _due(when.own, round, experiment.rounds):
         numbers |= own_numbers(method, engine.evaluate(method, server, cohort, on="own", who="personal"))
         if method.global_client(server) is not None:

@@ -50,7 +50,8 @@ class Engine(Protocol):
         """Training samples per class (K, C)."""
 
     def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
-        """Counts on each client's "own" or "global" test set, of its "personal" model or of the "global" one."""
+        """Counts on each client's "own" or "global" test set or its "validation" samples, of its "personal" model or
+        of the "global" one."""
 
     def global_tally(self, method: Method, server: Tree) -> Tally | None:
         """The global model on all test samples that fit it."""

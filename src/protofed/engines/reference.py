@@ -259,7 +259,7 @@ class ReferenceEngine:
             client = method.global_client(server) if who == "global" else self.client(method, number)
             if client is None:
                 raise ValueError(f"{type(method).__name__} has no global model")
-            samples = self.federation.test(number)
+            samples = self.federation.test(number, on)
             if on == "global":
                 samples = self.federation.global_test(self.federation.domain(number))
             own = self.federation.counts[number] > 0

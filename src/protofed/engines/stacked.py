@@ -666,7 +666,7 @@ class StackedEngine:
             domains = [self.federation.domain(i) for i in group.numbers]
             pieces = [[i for i, d in enumerate(domains) if d == domain] for domain in sorted(set(domains))]
         else:
-            pieces = self._pieces(group, [len(self.federation.test_rows(i)) for i in group.numbers])
+            pieces = self._pieces(group, [len(self.federation.test_rows(i, on)) for i in group.numbers])
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
             tallies |= dict(zip(piece, self._evaluate_piece(method, some, states, whole, down, on), strict=True))
@@ -680,9 +680,9 @@ class StackedEngine:
         mine, dims = deal_to(down, group.places)
         client = whole or self._stack(group, states)
         own = self.federation.counts[group.numbers] > 0
-        shared = 0 if on == "own" else None  # the global test set is the same for all of them
-        if on == "own":
-            rows, sizes = samples.test_rows(group.numbers)
+        shared = None if on == "global" else 0  # the global test set is the same for all of them
+        if on != "global":
+            rows, sizes = samples.test_rows(group.numbers, on)
             mask = torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]
         else:
             rows = samples.global_rows(group.numbers[0])
