@@ -29,7 +29,8 @@ from protofed.methods.fednh import FedNH
 from protofed.prepare import prepare
 from protofed.reproduce.entry import Entry
 
-OWN, WIDE = 12, 60  # samples of a class that are embedded: of every client, or of the few that are looked at
+OWN, WIDE = 12, 40  # samples of a class that are embedded: of every client, or of the few that are looked at
+MOST = 2000  # samples for the silhouette, whose cost is their square
 MANY = 10  # clients for numbers about pairs of them
 
 
@@ -108,7 +109,7 @@ def numbers(view: Mapping[str, np.ndarray]) -> dict[str, float | None]:
     if "z" in view:
         z, y, client = view["z"].astype(np.float64), view["y"], view["client"]
         if len(set(y.tolist())) > 1:
-            found["classes"] = float(silhouette_score(z, y))
+            found["classes"] = float(silhouette_score(z, y, sample_size=min(len(z), MOST), random_state=0))
         found["clients"] = _same_client(z, y, client)
         found["agreement"] = _agreement(z, y, client)
         found["spread"] = _spread(z, y, client)
