@@ -122,9 +122,9 @@ def _rows(runs: Iterable[Run], left_out: list[LeftOut]) -> tuple[list[Row], list
 
 
 def _join(name: str, labels: Mapping[str, Any]) -> str:
-    """A name and what is particular about it; of two sections everybody knows the keys."""
-    short = {key.removeprefix("method.").removeprefix("optimizer."): value for key, value in labels.items()}
-    return ", ".join(filter(None, [name, *(f"{key}={value}" for key, value in short.items())]))
+    """A name and what is particular about it; the section of a key goes unsaid, unless it is the only word."""
+    short = [f"{key.removeprefix(key.split('.')[0] + '.')}={value}" for key, value in labels.items()]
+    return ", ".join(filter(None, [name, *short]))
 
 
 def _find_other_data(table: Table) -> None:
