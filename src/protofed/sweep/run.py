@@ -141,7 +141,7 @@ def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path 
 def _case(cell: Cell) -> tuple[Any, ...]:
     """All that a split depends on."""
     plan = cell.experiment
-    return str(plan.data), str(plan.partition), plan.clients, plan.seed
+    return str(plan.data), str(plan.partition), plan.clients, plan.seed, plan.evaluate.validation
 
 
 def share_out(cells: Sequence[Cell], jobs: int | None = None) -> list[Share]:
