@@ -143,9 +143,9 @@ def test_data_is_loaded_and_dealt_once_for_all_methods(monkeypatch: pytest.Monke
     load, split = running.load, running.prepare_split
     monkeypatch.setattr(running, "load", lambda *a: counted.append("load") or load(*a))
     monkeypatch.setattr(running, "prepare_split", lambda *a: counted.append("split") or split(*a))
-    plan = sweep(seeds=[0, 1], parameters={"optimizer.lr": [0.01, 0.1]})
+    plan = sweep(seeds=[0, 1], parameters={"optimizer.lr": [0.01, 0.1], "evaluate.validation": [0.0, 0.2]})
     check_cells([Placed(cell, Path("x")) for cell in plan.cells()], [], None, SweepWatch())
-    assert sorted(counted) == ["load", "split", "split"]  # one for each seed
+    assert sorted(counted) == ["load", *["split"] * 4]  # one for each seed and validation part
 
 
 # running

@@ -163,7 +163,7 @@ def test_runs_without_a_sweep_are_told_apart_by_what_differs() -> None:
     folder("runs/d0", 0.4, "method=local", "partition.shots=2", partition="q")
     table = tabulate(collect("runs"), "accuracy", "local")
     assert [row.label for row in table.rows] == ["fedproto, lam=1.0", "fedproto, lam=4.0", "local"]
-    assert table.settings == ["partition.shots=3", "partition.shots=2"]  # another task: a column, not a row
+    assert table.settings == ["shots=3", "shots=2"]  # another task: a column, not a row
     assert table.rows[0].entries[table.settings[0], "accuracy"].test.difference == pytest.approx(-0.2)  # type: ignore[union-attr]
     assert not any("cannot be compared" in note for note in table.notes)
 
@@ -189,6 +189,8 @@ def test_a_baseline_is_met_with_the_same_parameters() -> None:
 def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
     folder("runs/good", 0.5)
     (folder("runs/unfinished", rounds=[line(1, 0.1), line(2, 0.2)]) / "summary.json").unlink()
+    (folder("runs/nan", rounds=[line(1, 0.1)]) / "summary.json").unlink()
+    Path("runs/nan.failed.txt").write_text("the loss is no number\nand more\n")
     (folder("runs/damaged") / "summary.json").write_text("{")
     (folder("runs/torn", rounds=[line(1, 0.1)]) / "rounds.jsonl").write_text("{]\n")
     (folder("runs/headless") / "experiment.toml").unlink()
@@ -202,6 +204,7 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
     reasons = {out.folder.name: out.reason for out in found.left_out}
     assert [one.folder.name for one in found.runs] == ["good", "twice"]
     assert "unfinished: 2 of 60 rounds" in reasons["unfinished"]
+    assert reasons["nan"] == "failed after 1 of 60 rounds: the loss is no number"
     assert "damaged" in reasons["damaged"]
     assert "damaged" in reasons["torn"]
     assert "half written" in reasons["headless"]
@@ -211,7 +214,7 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
     table = tabulate(found, "accuracy")
     assert table.rows[0].entries["", "accuracy"].values == {0: 0.5}
     assert any("runs/twice: a second run of fedproto, seed 0" in note for note in table.notes)
-    assert sum(note.startswith("left out: ") for note in table.notes) == 8
+    assert sum(note.startswith("left out: ") for note in table.notes) == 9
     assert [one.folder.name for one in collect("runs", any_version=True).runs] == ["earlier", "good", "twice"]
     with pytest.raises(UserError, match=r"no finished run.*unfinished"):
         tabulate(collect("runs/unfinished"))

@@ -9,7 +9,7 @@ import typer
 from protofed.cli.common import DataDir, Overrides, Track, console, errors, say, track_all
 from protofed.folder import RunFolder
 from protofed.report import render
-from protofed.report.gather import Run
+from protofed.report.gather import FAILED, Run
 from protofed.report.tabulate import Collected, Table, collect, tabulate
 from protofed.sweep import Outcome, Sweep, run_sweep
 from protofed.sweep.run import place
@@ -79,7 +79,7 @@ def closing(outcomes: Sequence[Outcome]) -> None:
         errors.print(f"{len(failed)} of {len(outcomes)} cells failed; the same command tries them again:")
     for outcome in failed:
         reason, *more = outcome.reason.splitlines()
-        where = f" ({outcome.folder}.failed.txt)" if more else ""
+        where = f" ({outcome.folder}{FAILED})" if more else ""
         errors.print(f"  {outcome.cell.name}: {reason}{where}", highlight=False, markup=False, soft_wrap=True)
     if left:
         say(f"{left} of {len(outcomes)} cells are left. The same command goes on.")

@@ -15,6 +15,7 @@ from protofed.folder import RunFolder
 from protofed.version import VERSION
 
 LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
+FAILED = ".failed.txt"  # behind the name of a cell that failed: its reason
 NEEDED = ("method", "seed", "rounds", "partition", "accuracy_mean")  # keys without which a summary is not one
 TRACES = ("summary.json", "rounds.jsonl", "checkpoints", "partition.npz")  # of a run without its experiment.toml
 
@@ -129,8 +130,10 @@ def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
         if not folder.exists:
             return LeftOut(path, "not run yet")
         if not folder.finished:
-            total = folder.experiment_dict().get("rounds", "?")
-            return LeftOut(path, f"unfinished: {len(folder.rounds())} of {total} rounds")
+            done = f"{len(folder.rounds())} of {folder.experiment_dict().get('rounds', '?')} rounds"
+            failed = path.with_name(f"{path.name}{FAILED}")
+            why = failed.read_text(encoding="utf-8").splitlines()[0] if failed.is_file() else ""
+            return LeftOut(path, f"failed after {done}: {why}" if why else f"unfinished: {done}")
         summary = folder.summary()
         lacking = [key for key in NEEDED if not isinstance(summary, dict) or key not in summary]
         if lacking:

@@ -11,7 +11,12 @@ from protofed.report.columns import USUAL, Column, choose, deviation
 from protofed.report.gather import Collected, LeftOut, Run, collect
 
 __all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
-SETTING = ("data.", "partition.", "clients")  # parameters that make another task of it: columns, not rows
+SETTING = (
+    "data.",
+    "partition.",
+    "clients",
+    "evaluate.validation",
+)  # parameters that make another task of it: columns, not rows
 DIGITS = 2  # of a percentage; what reads alike is marked alike
 
 
@@ -122,9 +127,9 @@ def _rows(runs: Iterable[Run], left_out: list[LeftOut]) -> tuple[list[Row], list
 
 
 def _join(name: str, labels: Mapping[str, Any]) -> str:
-    """A name and what is particular about it; of two sections everybody knows the keys."""
-    short = {key.removeprefix("method.").removeprefix("optimizer."): value for key, value in labels.items()}
-    return ", ".join(filter(None, [name, *(f"{key}={value}" for key, value in short.items())]))
+    """A name and what is particular about it, without the sections of keys."""
+    short = [f"{key.removeprefix(key.split('.')[0] + '.')}={value}" for key, value in labels.items()]
+    return ", ".join(filter(None, [name, *short]))
 
 
 def _find_other_data(table: Table) -> None:

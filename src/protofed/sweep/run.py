@@ -15,7 +15,7 @@ from protofed.data.sources import load
 from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.prepare import prepare, prepare_split
-from protofed.report.gather import LISTING
+from protofed.report.gather import FAILED, LISTING
 from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Crew, Outcome, Placed, Share
@@ -141,7 +141,7 @@ def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path 
 def _case(cell: Cell) -> tuple[Any, ...]:
     """All that a split depends on."""
     plan = cell.experiment
-    return str(plan.data), str(plan.partition), plan.clients, plan.seed
+    return str(plan.data), str(plan.partition), plan.clients, plan.seed, plan.evaluate.validation
 
 
 def share_out(cells: Sequence[Cell], jobs: int | None = None) -> list[Share]:
@@ -169,7 +169,7 @@ def _gpus() -> list[str]:
 
 def _write_reason(outcome: Outcome) -> None:
     """A failure's traceback beside the folder, until it succeeds."""
-    path = outcome.folder.with_name(f"{outcome.folder.name}.failed.txt")
+    path = outcome.folder.with_name(f"{outcome.folder.name}{FAILED}")
     if outcome.status == "failed":
         write_atomically(path, (outcome.reason + "\n").encode())
     elif outcome.status == "done":
