@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from protofed.report.runs import Run
+from protofed.report.runs import Run, but_seed
 from protofed.report.style import Look, looks
 
 MISSING = "-"
@@ -37,7 +37,7 @@ def group(runs: Iterable[Run]) -> list[Group]:
     """In the order in which methods come first."""
     sets: list[list[Run]] = []
     for run in runs:
-        same = next((some for some in sets if _but_seed(some[0]) == _but_seed(run)), None)
+        same = next((some for some in sets if but_seed(some[0]) == but_seed(run)), None)
         if same is None:
             sets.append([run])
         else:
@@ -49,16 +49,12 @@ def group(runs: Iterable[Run]) -> list[Group]:
     ]
 
 
-def _but_seed(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.settings.items() if key != "seed"}
-
-
 def _labels(runs: Sequence[Run]) -> list[str]:
     """The name, with the settings that tell it from others of that name."""
     labels = []
     for run in runs:
         namesakes = [other for other in runs if other.name == run.name]
-        keys = differing([_but_seed(other) for other in namesakes])
+        keys = differing([but_seed(other) for other in namesakes])
         given = [f"{_short(key, keys)}={_value(run.settings.get(key, MISSING))}" for key in keys]
         labels.append(", ".join([run.name, *given]))
     return labels

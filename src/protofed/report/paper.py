@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from protofed.atomic import write_atomically
-from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words
+from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten
 
 FORMATS = ("png", "svg", "pdf")
 DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 2, 1, 2))}
@@ -110,7 +110,7 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         along.set_ticks([])
         axes.spines[:].set_visible(False)
     if axis.names is not None:
-        along.set_ticks(range(len(axis.names)), list(axis.names))
+        along.set_ticks(range(len(axis.names)), [shorten(each, 32) for each in axis.names])
         along.set_inverted(True)
         if axis.range is None:
             along.grid(False)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,9 +94,16 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
         if twin is not None:
             found.left_out.append(Remark(str(folder), f"has the settings and the seed of {twin.folder}, which is in"))
             continue
+        if any(other.views and but_seed(other) == but_seed(run) for other in found.runs):
+            run = replace(run, views={})  # one seed's are drawn; of many runs they would fill the memory
         found.runs.append(run)
         found.remarks.extend(remarks)
     return found
+
+
+def but_seed(run: Run) -> dict[str, Any]:
+    """The settings that runs of one group share."""
+    return {key: value for key, value in run.settings.items() if key != "seed"}
 
 
 def _folders(paths: Iterable[str | Path], left_out: list[Remark]) -> list[Path]:

@@ -221,6 +221,9 @@ function themed(plot) {
     axis.title.standoff = 8;
     if (axis.categoryarray) {
       const shown = axis.categoryarray.filter((name) => !state.hidden.has(plain(name)));
+      const most = small ? 14 : 32;
+      axis.tickvals = shown;
+      axis.ticktext = shown.map((name) => (plain(name).length > most ? `${safe(plain(name).slice(0, most - 1))}…` : name));
       Object.assign(axis, { categoryarray: shown, categoryorder: "array", showgrid: false, autorange: false, range: [shown.length - 0.5, -0.5] });
     }
   }
@@ -235,6 +238,7 @@ function themed(plot) {
   return { traces, layout };
 }
 
+const safe = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const plain = (text) => text.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
 
 function drawPanel(figure, index) {
