@@ -25,6 +25,7 @@ from protofed.messages import Message, cover, learns, leaves, names_in, summary
 from protofed.method import Batch, Client, Each, Method, Phase, Tree
 from protofed.ops.trees import alone, deal, map_nodes, merge, under
 from protofed.prepare import draw_cohort, prepare, threads
+from protofed.theory.guidance import guide, refuse
 
 PRESETS = {
     "paper": "the method as its own authors describe it",
@@ -54,8 +55,7 @@ def explain(
     experiment: Experiment, data_dir: Path | None = None, tell: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
     """Everything there is to say about the experiment's method; `tell` hears how many clients of how many are done."""
-    experiment = replace(experiment, engine=replace(experiment.engine, name="reference"))
-    experiment, note = _fitting(experiment, data_dir)
+    experiment, note = _fitting(_alone(experiment), data_dir)
     method, engine = experiment.method, prepare(experiment, data_dir).engine
     assert isinstance(engine, ReferenceEngine)
     with threads(experiment, engine):
@@ -80,6 +80,23 @@ def explain(
         "choices": choices(method),
         "presets": PRESETS,
     }
+
+
+def guidance(
+    experiment: Experiment, data_dir: Path | None = None, tell: Callable[[int, int], None] = lambda done, of: None
+) -> dict[str, Any]:
+    """What a convergence theorem suggests for lr and lam (or rho) in this experiment."""
+    refuse(experiment)
+    experiment, note = _fitting(_alone(experiment), data_dir)
+    engine = prepare(experiment, data_dir).engine
+    assert isinstance(engine, ReferenceEngine)
+    with threads(experiment, engine):
+        return guide(experiment, engine, tell) | {"note": note}
+
+
+def _alone(experiment: Experiment) -> Experiment:
+    """The same, one client after another."""
+    return replace(experiment, engine=replace(experiment.engine, name="reference"))
 
 
 def _fitting(experiment: Experiment, data_dir: Path | None) -> tuple[Experiment, str]:

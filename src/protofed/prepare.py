@@ -23,6 +23,7 @@ from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 from protofed.ops import random
 from protofed.ops.trees import under
+from protofed.theory.entry import why_not as why_no_theorem
 
 SMALL = 200_000  # parameters, up to which training clients at once pays on a CPU
 COMPILING = 20.0  # seconds to compile one kind of step, roughly
@@ -43,7 +44,8 @@ def prepare_split(
 ) -> tuple[list[Domain], Split]:
     """Who has what in this experiment."""
     domains = domains or load(experiment.data, data_dir)
-    return domains, experiment.partition(domains, experiment.clients, experiment.seed)
+    split = experiment.partition(domains, experiment.clients, experiment.seed)
+    return domains, split.hold_back(experiment.evaluate.validation, domains, experiment.seed)
 
 
 def prepare(
@@ -78,8 +80,12 @@ def prepare(
     experiment.method.check(reference.specs())
     _check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
+    lacking = why_no_theorem(experiment.method, experiment.optimizer) if experiment.evaluate.theory else None
+    notes: tuple[str, ...] = (
+        (f"evaluate.theory = {experiment.evaluate.theory} is left out: {lacking}",) if lacking else ()
+    )
     if experiment.engine.name == "reference":
-        return Prepared(domains, split, reference, ())
+        return Prepared(domains, split, reference, notes)
     workers = experiment.engine.threads or cores or os.cpu_count() or 1
     alone = experiment.engine.name == "auto" and device.type == "cpu" and _largest(reference) > SMALL
     stacked = StackedEngine(
@@ -91,7 +97,7 @@ def prepare(
         typical=draw_cohort(experiment, 0),
     )
     why_not = stacked.why_not(experiment.method)
-    notes = (f"one client after another, not stacked: {why_not}",) if why_not else ()
+    notes += (f"one client after another, not stacked: {why_not}",) if why_not else ()
     return Prepared(domains, split, stacked, notes)
 
 
@@ -183,10 +189,12 @@ def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
     for."""
     before = torch.get_num_threads()
     torch.set_num_threads((isinstance(engine, ReferenceEngine) and experiment.engine.threads) or 1)
+    torch.set_flush_denormal(True)  # numbers too small to matter are zero: they are ten times slower
     tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision != "fp32"
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.set_flush_denormal(False)
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -12,9 +12,12 @@ from protofed.cli.common import DataDir, ExperimentName, Overrides, console, err
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment, find
 from protofed.explain import explain as explain_experiment
+from protofed.explain import guidance
 from protofed.methods import METHODS
 from protofed.prepare import prepare_split
 from protofed.report import bubbles
+from protofed.theory.guidance import of_run as guidance_of_run
+from protofed.theory.table import guidance_table
 
 
 def partition(
@@ -48,6 +51,8 @@ def explain(
     method: Annotated[str, typer.Argument(help="A method ('protofed list methods').")],
     overrides: Overrides = None,
     experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")] = "demo",
+    theory: Annotated[bool, typer.Option(help="A range for lr and lam or rho from the method's theorem.")] = False,
+    run: Annotated[Path | None, typer.Option(help="--theory of this run: of its measured rounds, if any.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -59,6 +64,8 @@ def explain(
 
       protofed explain fedavg model=cnn_digits method.preset=official
 
+      protofed explain fedproto --theory optimizer.lr=0.01
+
       protofed explain fednh --experiment fednh/cifar10_dir03 --data-dir DIR --json
     """
     if method not in METHODS:
@@ -68,6 +75,9 @@ def explain(
             raise UserError(
                 f"{word!r} cannot be changed in explain: name the method, as in 'protofed explain {method}'."
             )
+    if theory or run:
+        _guide(method, overrides or [], experiment, run, as_json, data_dir)
+        return
     plan = Experiment.load(experiment, f"method={method}", *(overrides or []))
     with tables.bar(errors, f"playing a round of {method}") as tell:
         told = explain_experiment(plan, data_dir, tell)
@@ -75,6 +85,28 @@ def explain(
         console.print_json(json.dumps(told))
         return
     tables.explanation(console, told, find(experiment).stem)
+
+
+def _guide(
+    method: str, overrides: list[str], experiment: str, run: Path | None, as_json: bool, data_dir: Path | None
+) -> None:
+    """`explain --theory`: of a run's measured rounds, or of the first rounds of an experiment."""
+    told = None
+    if run:
+        plan, told = guidance_of_run(run)
+        if plan.method_name != method:
+            raise UserError(f"--run {run} is a run of {plan.method_name}. Write 'protofed explain {plan.method_name}'.")
+        if overrides:
+            raise UserError(f"{overrides[0]!r} cannot be changed in a run. Leave it out, or --run.")
+    else:
+        plan = Experiment.load(experiment, f"method={method}", *overrides)
+    if told is None:
+        with tables.bar(errors, f"measuring the constants of {method}") as tell:
+            told = guidance(plan, data_dir, tell)
+    if as_json:
+        console.print_json(json.dumps(told))
+        return
+    guidance_table(console, told)
 
 
 class Kind(StrEnum):

@@ -155,5 +155,15 @@ def thinned(count: int, what: str, most: int = MOST_POINTS) -> list[str]:
     return [f"{most} of {count:,} {what} are drawn, evenly spaced."] if count > most else []
 
 
+def columns(panels: int) -> int:
+    """Beside each other: three, where two would do no better."""
+    return 2 if panels in (1, 2, 4) else 3
+
+
+def rows_high(rows: int) -> int:
+    """Pixels of a plot with a bar in every row."""
+    return 90 + rows * (46 if rows <= 6 else 28)
+
+
 def shorten(name: str, most: int = 16) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"

@@ -66,6 +66,8 @@ def plot(some: Plot) -> dict[str, Any]:
             layout["xaxis"] |= {"constrain": "domain"}
         layout["shapes"] = [_break(at, side) for at in heat.breaks for side in "xy"]
     lines = [mark for mark in some.marks if isinstance(mark, Line)]
+    if some.y.log:
+        layout["yaxis"] |= _log_ticks([y for line in lines for y in line.y if y is not None and y > 0])
     layout["hovermode"] = "x unified" if lines and len(lines) == len(some.marks) else "closest"
     return {"data": [one for mark in some.marks for one in traces(mark)], "layout": layout}
 
@@ -86,6 +88,14 @@ def _axis(axis: Axis, heat: Heat | None) -> dict[str, Any]:
     elif heat is not None:
         result |= {"type": "category", "showgrid": False, "ticks": ""}
     return result
+
+
+def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """1, 2, 5, 10, ..., or powers of ten alone where these are many; plotly itself leaves out the zeros."""
+    low, high = np.floor(np.log10(min(values))), np.ceil(np.log10(max(values)))
+    powers = [10.0**e for e in np.arange(low, high + 1)]
+    ticks = [m * power for power in powers for m in (1, 2, 5)] if len(powers) <= 3 else powers
+    return {"tickvals": short(ticks), "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def _break(at: int, side: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import tomli_w
 
 from protofed import schema
 from protofed.errors import UserError, nearest
-from protofed.experiment import Experiment, find
+from protofed.experiment import Experiment, find, shipped
 from protofed.methods import METHODS
 
 KEYS = ("experiment", "seeds", "changes", "methods", "parameters")
@@ -117,11 +117,7 @@ class Sweep:
 
     def to_toml(self, folder: Path) -> str:
         """The sweep as a file that may lie in this folder."""
-        places = [self._file(given) for given in self.experiments]
-        kept = [
-            g if p == find_shipped(g) else os.path.relpath(p, folder)
-            for g, p in zip(self.experiments, places, strict=True)
-        ]
+        kept = [g if g in shipped() else os.path.relpath(self._file(g), folder) for g in self.experiments]
         return tomli_w.dumps(
             {
                 "experiment": kept[0] if len(kept) == 1 else kept,
@@ -140,11 +136,6 @@ class Sweep:
         """An experiment's file name, or where two are called alike all that was given."""
         stems = [Path(other).stem for other in self.experiments]
         return given.removesuffix(".toml") if stems.count(Path(given).stem) > 1 else Path(given).stem
-
-
-def find_shipped(given: str) -> Path | None:
-    """The file of an experiment that was given by its name."""
-    return None if Path(given).is_file() else find(given)
 
 
 def identity(experiment: Experiment) -> str:

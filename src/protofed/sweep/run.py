@@ -49,7 +49,7 @@ def place(cells: Sequence[Cell], out: Path) -> list[Placed]:
     there = (
         {path.name.rpartition("-")[2]: path for path in sorted(out.iterdir()) if path.is_dir()} if out.is_dir() else {}
     )
-    return [Placed(cell, there.get(cell.hash, out / cell.folder)) for cell in cells]
+    return [Placed(cell, there.setdefault(cell.hash, out / cell.folder)) for cell in cells]
 
 
 def _listing(placed: Sequence[Placed]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_PANELS, Axis, Bars, Figure, Line, Panel, Plot
+from protofed.report.figure import MOST_PANELS, Axis, Bars, Figure, Line, Panel, Plot, columns
 from protofed.report.groups import Group, over_seeds
 from protofed.report.runs import Run
 
@@ -27,6 +27,7 @@ def make(groups: Sequence[Group]) -> Figure:
         panels=[
             Panel({"": _bars(group)}, group.label, group.label, wide=len(known) == 1) for group in known[:MOST_PANELS]
         ],
+        columns=columns(len(known)),
         notes=[
             "Deviation: of the clients around their mean, in points; 0 is equal. Jain's index: (sum of accuracies)² "
             "/ (clients x sum of squares); 1 is equal, 1/clients is all for one. Mean ± deviation over seeds.",
@@ -65,17 +66,19 @@ def _bars(group: Group) -> Plot:
         ]
     bars = Bars(group.label, list(range(1, len(y) + 1)), y.tolist(), colours, group.label, hover=ranks)
     mean = Line("mean", [0.5, len(y) + 0.5], [float(y.mean())] * 2, "#7f7f7f", "dash", group.label)
-    x = Axis("clients, from worst to best", range=(0.4, len(y) + 0.6))
+    binned = len(y) < max(len(accuracies(some)) for some in group.runs)
+    what = f"{len(y)} equal parts of the clients" if binned else "clients"
+    x = Axis(f"{what}, from worst to best", range=(0.4, len(y) + 0.6))
     return Plot([bars, mean], x, Axis("accuracy, %", range=(0, 103)), height=280)
 
 
 def _fairness(groups: Sequence[Group]) -> list[list[str]]:
     rows = [["method", "mean, %", "worst tenth, %", "best tenth, %", "deviation", "Jain's index"]]
     for group in groups:
-        columns = np.array([fairness(accuracies(run)) for run in group.runs if accuracies(run)])
-        cells = [over_seeds(column) for column in columns.T.tolist()]
+        numbers = np.array([fairness(accuracies(run)) for run in group.runs if accuracies(run)])
+        cells = [over_seeds(column) for column in numbers.T.tolist()]
         places = (2, 2, 2, 2, 4)
-        several = len(columns) > 1
+        several = len(numbers) > 1
         shown = [
             f"{cell[0]:.{n}f}" + (f" ± {cell[1]:.{n}f}" if several else "")
             for cell, n in zip(cells, places, strict=True)

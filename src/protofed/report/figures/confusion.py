@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot
+from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot, columns
 from protofed.report.figures.similarity import MOST_NUMBERS, name, order
 from protofed.report.groups import Group
 
@@ -29,6 +29,7 @@ def make(groups: Sequence[Group]) -> Figure:
         "judges, counts added over clients and seeds; on the global test set: the global model, where there "
         "is one.",
         controls=[Control("on", kinds)] if len(kinds) > 1 else [],
+        columns=columns(len(shown)),
         panels=[
             Panel({title if len(kinds) > 1 else "": _plot(group, title) for title in kinds}, group.label, group.label)
             for group in shown

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import Axis, Control, Figure, Panel, Plot, Points, shorten
+from protofed.report.figure import Axis, Control, Figure, Panel, Plot, Points, columns, shorten
 from protofed.report.figures.projection import Chosen, Projected, choose, project
 from protofed.report.groups import Group
 from protofed.report.runs import Run
@@ -47,6 +47,7 @@ def make(groups: Sequence[Group]) -> Figure:
         "prototypes are to bring about. All rounds of a method share one projection, so a point that moves "
         "has moved; between methods, and for t-SNE between far-off clusters, distances mean nothing.",
         controls=[Control("projection", planes), Control("round", ticks, slider=True, start=steps - 1)],
+        columns=columns(len(shown)),
         panels=panels,
         key=[
             ("test sample", "", "circle"), ("local prototype", "", "diamond"), ("global prototype", "", "star"),
@@ -112,7 +113,18 @@ def _plot(run: Run, chosen: Chosen, places: Projected, step: int, label: str) ->
     if len(chosen.global_):
         kind = views["global_class"][chosen.global_]
         hover = [f"{names[c]}, global prototype" for c in kind]
-        marks.append(_prototypes("global prototypes", places.global_[step], kind, colours, 17, "star", hover, label))
+        marks.append(
+            _prototypes(
+                "global prototypes",
+                places.global_[step],
+                kind,
+                colours,
+                17 if len(names) <= 30 else 10,
+                "star",
+                hover,
+                label,
+            )
+        )
     every = np.concatenate([part.reshape(-1, 2) for part in places])
     (left, low), (right, high) = np.nanmin(every, 0), np.nanmax(every, 0)
     across, up = 0.05 * (right - left) + 1e-9, 0.05 * (high - low) + 1e-9

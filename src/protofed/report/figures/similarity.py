@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_PANELS, Axis, Figure, Heat, Panel, Plot, shorten
+from protofed.report.figure import MOST_PANELS, Axis, Figure, Heat, Panel, Plot, columns, shorten
 from protofed.report.groups import Group
 from protofed.report.runs import Run
 
@@ -24,6 +24,7 @@ def make(groups: Sequence[Group]) -> Figure:
         "alike, orange opposed, and a diagonal that stands alone is a well separated set. Several prototypes"
         " of a class are averaged first."
         + (" Lines part the superclasses, whose members should be more alike." if grouped else ""),
+        columns=columns(len(pairs)),
         panels=[
             Panel({"": _plot(run, group.label)}, f"{group.label}, seed {run.seed}", group.label)
             for group, run in pairs[:MOST_PANELS]

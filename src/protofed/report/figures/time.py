@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words
+from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words, rows_high
 from protofed.report.groups import Group
 from protofed.report.style import PARTS
 
@@ -62,4 +62,4 @@ def _plot(
         marks.append(Words([100.0 if share else total], [group.label], [f"{total:.3g} s"], group.label))
     title = "share of a round, %" if share else "seconds a round"
     names = [group.label for group in groups]
-    return Plot(marks, Axis(title, range=(0, 1.18 * far)), Axis(names=names), height=110 + 46 * len(groups))
+    return Plot(marks, Axis(title, range=(0, 1.18 * far)), Axis(names=names), height=rows_high(len(groups)))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.report.compare import sent
-from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words
+from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words, rows_high
 from protofed.report.groups import Group
 from protofed.report.style import PARTS
 
@@ -15,11 +15,11 @@ UNKNOWN = "not told apart"
 
 def make(groups: Sequence[Group]) -> Figure:
     bytes_ = {(group.label, way): by_kind(group, key) for group in groups for way, key in WAYS.items()}
-    kinds = list(dict.fromkeys(kind for some in bytes_.values() for kind in some))
+    kinds = {kind: sum(some.get(kind, 0.0) for some in bytes_.values()) for some in bytes_.values() for kind in some}
     if not kinds:
         return Figure("traffic", "Bytes sent", missing="No run has counted bytes.")
-    colours = {kind: PARTS[i % len(PARTS)] for i, kind in enumerate(kinds)}
-    height = 110 + 46 * len(groups)
+    colours = {kind: PARTS[i % len(PARTS)] for i, kind in enumerate(sorted(kinds, key=kinds.__getitem__, reverse=True))}
+    height = rows_high(len(groups))
     plots = {
         f"{scale}": [_plot(groups, bytes_, way, colours, scale == "share", height) for way in WAYS]
         for scale in ("bytes", "share")
@@ -27,9 +27,9 @@ def make(groups: Sequence[Group]) -> Figure:
     return Figure(
         id="traffic",
         title="Bytes sent",
-        caption="Mean over rounds and seeds, as serialised, of all clients together: from clients to the server (up)"
-        " and back (down), by what the bytes carry. A method that sends prototypes alone is a thousand times"
-        " shorter than one that sends models; 'share' shows what it consists of.",
+        caption="Mean over rounds and seeds, as serialised, of all clients together: from clients to the server (up) "
+        "and back (down), by what the bytes carry. Short bars are cheap methods; 'share' shows what a bar consists of "
+        "where it is too short to see.",
         controls=[Control("show", ["bytes", "share"])],
         panels=[
             Panel({scale: both[i] for scale, both in plots.items()}, title)
@@ -65,7 +65,8 @@ def _plot(
     marks: list[Bars | Words] = []
     for group in groups:
         total = totals[group.label]
-        for kind, number in bytes_[group.label, way].items():
+        for kind in (kind for kind in colours if kind in bytes_[group.label, way]):
+            number = bytes_[group.label, way][kind]
             long = 100 * number / max(total, 1e-12) if share else number / factor
             hover = [f"{kind}: {sent(number)}B a round, {100 * number / max(total, 1e-12):.1f} %"]
             marks.append(Bars(kind, [group.label], [long], colours[kind], group.label, sideways=True, hover=hover))

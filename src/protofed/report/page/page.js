@@ -108,7 +108,7 @@ function showSettings(data) {
 
 function showEnvironments(data) {
   const parts = data.environments.map((entry) => make("div", {},
-    ...entry.commands.map((command) => make("pre", {}, command)),
+    make("pre", {}, entry.commands.join("\n")),
     make("p", { class: "small" }, entry.made.map(([key, value]) => `${key} ${value}`).join(" · ")),
     make("details", {}, make("summary", {}, `${entry.folders.length} run folder${entry.folders.length > 1 ? "s" : ""}`), make("p", { class: "small" }, entry.folders.join(", ")))));
   return section("environment", "Environment and command", make("p", { class: "caption" }, "What was typed, and what it ran on."), ...parts);
@@ -290,13 +290,18 @@ async function draw(only = null) {
 
 // ---- the whole page ----
 
+function title(labels) {
+  if (labels.length > 3) return `${labels.length} methods compared`;
+  return labels.length > 1 ? `${labels.slice(0, -1).join(", ")} and ${labels.at(-1)}` : labels[0] || "Report";
+}
+
 /** Show this data; what was chosen and hidden stays so. */
 function update(data) {
   const before = state.data;
   state.data = data;
   for (const label of state.hidden) if (!data.methods.some((method) => method.label === label)) state.hidden.delete(label);
   byId("version").textContent = data.version;
-  byId("title").textContent = data.methods.length > 3 ? `${data.methods.length} methods compared` : data.methods.map((method) => method.label).join(" against ") || "Report";
+  byId("title").textContent = title(data.methods.map((method) => method.label));
   document.title = `protofed: ${byId("title").textContent}`;
   byId("facts").textContent = data.facts.join(" · ");
   showAlerts(data);

@@ -1,0 +1,73 @@
+"""A range for lr and lam (or rho) from a theorem, for `protofed explain`: measured on the first rounds, or on a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from protofed.engines.reference import ReferenceEngine
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder
+from protofed.prepare import draw_cohort
+from protofed.theory.bounds import common
+from protofed.theory.entry import Tell, measure, pick, why_not
+
+ROUNDS = 2  # played: in the first there are no prototypes to be pulled to
+LABEL = "guidance, not a guarantee: worst cases estimated from below on a few clients (docs/theory.md)"
+
+Entry = dict[str, Any]
+
+
+def guide(experiment: Experiment, engine: ReferenceEngine, tell: Tell) -> dict[str, Any]:
+    """From the first rounds of a few clients, as if they were all."""
+    refuse(experiment)
+    method = experiment.method
+    server = tree_map(lambda tensor: tensor.to(engine.federation.device), method.init_server(engine.specs()[0]))
+    cohort = draw_cohort(experiment, 0)
+    some = pick(engine, cohort)
+    if not some:
+        raise UserError("no client of the first round has any data. Use another partition or participation.")
+    ids, found = torch.tensor(some, device=engine.federation.device), []
+    for round in range(ROUNDS):
+        trained = engine.train(method, server, some, round)
+        after = method.aggregate(server, trained.up, ids)
+
+        def heard(done: int, of: int, before: int = round * len(some)) -> None:
+            tell(before + done, ROUNDS * of)
+
+        entry = measure(engine, method, (server, after), cohort, round, trained.clients, heard)
+        found.append((round + 1, entry or {}))
+        engine.clients.update(trained.clients)
+        server = after
+    return _told(found, f"the first {ROUNDS} rounds, played by {len(some)} clients")
+
+
+def refuse(experiment: Experiment) -> None:
+    """A UserError where no theorem covers the experiment."""
+    lacking = why_not(experiment.method, experiment.optimizer)
+    if lacking:
+        raise UserError(f"--theory cannot guide {experiment.method_name} here: {lacking}. Leave --theory out.")
+
+
+def of_run(run: Path) -> tuple[Experiment, dict[str, Any] | None]:
+    """The experiment of a run, and what its measured rounds suggest, where there are any."""
+    folder = RunFolder(run)
+    if not folder.exists:
+        raise UserError(f"--run {run} is no run: it has no experiment.toml. Name a folder that 'protofed run' wrote.")
+    experiment = Experiment.from_dict(folder.experiment_dict())
+    found = [(line["round"], line["theory"]) for line in folder.rounds() if line.get("theory")]
+    return experiment, _told(found, f"{len(found)} rounds of {run}") if found else None
+
+
+def _told(found: Sequence[tuple[int, Entry]], source: str) -> dict[str, Any]:
+    return {
+        "which": found[-1][1]["which"],
+        "label": LABEL,
+        "source": source,
+        "assumptions": found[-1][1]["assumptions"],
+        "rounds": [{"round": number, **entry} for number, entry in found],
+        "suggests": common([entry["suggests"] for _, entry in found]),
+    }
