@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
     folder, notes = here / "some" / "run", list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
+        patch.setattr(tracking, "LAST_SECONDS", 60.0)
         for name in [key for key in os.environ if key.startswith(("WANDB_", "MLFLOW_"))]:
             patch.delenv(name)
         plan = Experiment.load("demo", *PLAN)
@@ -112,6 +114,25 @@ def test_mlflow_has_every_number_once(tracked: Tracked) -> None:
     assert (found.data.params["method.name"], found.data.params["clients"]) == ("fedproto", "4")
     told = {name: client.get_metric_history(found.info.run_id, name) for name in found.data.metrics}
     same({name: sorted((m.step, m.value) for m in points) for name, points in told.items()}, tracked.folder)
+
+
+def test_runs_that_begin_at_once_share_a_new_database(tracked: Tracked, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setattr(tracking, "LAST_SECONDS", 60.0)  # the second waits for the first, on a busy machine for long
+    notes = list[str]()
+    both = [track("mlflow", say=notes.append) for _ in range(2)]
+    for number, one in enumerate(both):
+        folder = shutil.copytree(tracked.folder, f"run{number}", ignore=shutil.ignore_patterns("track"))
+        one.opened(Path(folder))
+    for one in both:
+        one.end()
+    assert notes == []
+    client = MlflowClient(f"sqlite:///{Path('mlflow.db').resolve()}")
+    experiment = client.get_experiment_by_name("protofed")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
+    assert {one.info.run_name: one.info.status for one in found} == {"run0": "FINISHED", "run1": "FINISHED"}
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -246,10 +267,12 @@ def test_wandb_never_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_run_of_a_sweep_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRACK, "")  # restored afterwards
-    words = ["local", "fedproto", "--experiment", "demo", "rounds=1", "clients=4", "--jobs", "1", "--out", "out"]
-    done = CliRunner().invoke(app, ["compare", *words, "--track", "tensorboard"])
+    Path("cells.toml").write_text('experiment = "demo"\nseeds = [0, 1]\nchanges = ["rounds=1", "clients=4"]\n')
+    with open("cells.toml", "a") as file:
+        file.write("[methods]\nlocal = []\n")
+    done = CliRunner().invoke(app, ["sweep", "cells.toml", "--jobs", "1", "--out", "out", "--track", "tensorboard"])
     assert done.exit_code == 0, done.output
-    assert len(list(Path("out").glob("*-seed0/track/tensorboard/events*"))) == 2
+    assert len(list(Path("out").glob("*/track/tensorboard/events*"))) == 2
 
 
 def test_mistakes_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ bare.__path__ = [sys.argv.pop(1)]
 from protofed.sinks.child import main
 main()
 """
-LAST_SECONDS = 10.0  # that a sink may be idle when the run is over, before it is given up
+LAST_SECONDS = 20.0  # that a sink may be idle when the run is over, before it is given up
 
 
 def track(*names: str, say: Callable[[str], None] | None = None) -> Watch:

@@ -1,8 +1,14 @@
 """MLflow: where MLFLOW_TRACKING_URI says, else MLflow's own default, a database in the current folder: `mlflow ui`."""
 
+import contextlib
+import fcntl
+import hashlib
 import logging
 import os
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from protofed.sinks.sink import About, Sink, flat
@@ -17,12 +23,13 @@ class MLflow(Sink):
     def open(self, about: About) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # else MLflow tells its makers how it is used
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # a server that is down is found out soon
-        from mlflow.tracking import MlflowClient
+        from mlflow.tracking import MlflowClient, get_tracking_uri
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        self.client: Any = MlflowClient()
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment()
+        with _alone(get_tracking_uri()):
+            self.client: Any = MlflowClient()
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment()
         found = self.client.search_runs([experiment], f"tags.protofed_id = '{about.id}'") if about.resumed else []
         if found:
             self.id = found[0].info.run_id
@@ -32,16 +39,9 @@ class MLflow(Sink):
 
     def _experiment(self) -> str:
         """The id of the experiment that the user named, or of 'protofed'."""
-        from mlflow.exceptions import MlflowException
-
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "protofed"
-        if (found := self.client.get_experiment_by_name(name)) is None:
-            try:
-                return str(self.client.create_experiment(name))
-            except MlflowException:  # another run was faster
-                if (found := self.client.get_experiment_by_name(name)) is None:
-                    raise
-        return str(found.experiment_id)
+        found = self.client.get_experiment_by_name(name)
+        return str(found.experiment_id if found is not None else self.client.create_experiment(name))
 
     def _create(self, experiment: str, about: About) -> None:
         from mlflow.entities import Param
@@ -60,3 +60,12 @@ class MLflow(Sink):
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.id, "FINISHED" if finished else "KILLED")
+
+
+@contextlib.contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """One process at a time: MLflow makes its tables when it is first used, and two that do so disturb each other."""
+    name = f"protofed-mlflow-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
+    with open(Path(tempfile.gettempdir()) / name, "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
