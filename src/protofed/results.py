@@ -183,7 +183,7 @@ def finish(
     classes = counts.shape[1]
     confused = experiment.record.enabled and classes <= CONFUSED
     kinds = (judged_by(method), method.inference) if confused else ("", "")
-    said = torch.zeros(classes, classes if confused else 0, dtype=torch.float64)
+    said = torch.zeros((classes, classes) if confused else 0, dtype=torch.float64)
     for some in _chunks(everyone, ANSWERS // classes**2 if confused else len(everyone)):
         if method.last_phases() and not totals["finished"]:
             state.clients.begin(state.round)  # nothing of this is saved before the end: a run that is stopped redoes it

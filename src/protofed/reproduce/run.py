@@ -114,12 +114,16 @@ def _stopping_after(seconds: float | None) -> Iterator[None]:
     """As if the user pressed Ctrl-C when the time is up: rounds at work are finished and saved."""
     timer = threading.Timer(seconds or 0, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
+    usual = signal.getsignal(signal.SIGINT)
     if seconds:
+        if usual is signal.SIG_IGN:  # as in a shell's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        signal.signal(signal.SIGINT, usual)
 
 
 def folder_of(out: Path, entry: Entry, quick: bool) -> Path:
