@@ -1,14 +1,15 @@
 """Where data comes from: two built-in sets, files and folders, Hugging Face datasets, torchvision."""
 
+import gzip
 import os
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from sklearn.datasets import load_digits
 
 from protofed.data.domain import Domain
 from protofed.data.files import Found, Pair, kind_of, read, read_ids
@@ -92,8 +93,7 @@ def _load(name: str, data: Data, root: Path) -> Domain:
     rng = np.random.default_rng(FIXED)  # a test part that has to be held back belongs to the data set, not to a run
     where = name
     if name == "digits":
-        images, labels = load_digits(return_X_y=True)
-        found = Found(((images / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels))
+        found = _digits()
     elif name == "spiral":
         found = _spiral(data.counts, data.noise)
     elif name.startswith("hf:"):
@@ -107,6 +107,23 @@ def _load(name: str, data: Data, root: Path) -> Domain:
     if data.ids:
         found = replace(found, ids=read_ids(_find(data.ids, root), found))
     return _domain(name, where, found, data, rng)
+
+
+def _digits() -> Found:
+    """scikit-learn's 8x8 digits, read from its file: loading the library takes as long as a small run."""
+    where = find_spec("sklearn")
+    assert where is not None
+    assert where.origin is not None
+    path = Path(where.origin).with_name("datasets") / "data" / "digits.csv.gz"
+    if path.is_file():
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            table = np.loadtxt(file, delimiter=",")
+        images, labels = table[:, :-1], table[:, -1].astype(np.int64)
+    else:  # another version keeps it elsewhere
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+    return Found(((images / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels))
 
 
 def _spiral(counts: list[int], noise: float) -> Found:

@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.cluster import DBSCAN
-from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from protofed.method import Mean
@@ -53,6 +51,9 @@ def dbscan(z: Tensor, y: Tensor, mask: Tensor, classes: int, most: int, eps: flo
 
 def _clusters(rows: np.ndarray, eps: float, min_samples: int) -> list[np.ndarray]:
     """Which rows form a cluster, largest first."""
+    from sklearn.cluster import DBSCAN  # a library that takes a second to load
+    from sklearn.neighbors import NearestNeighbors
+
     everyone = np.ones(len(rows), bool)
     if len(rows) < min_samples:
         return [everyone]

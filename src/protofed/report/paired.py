@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 FEWEST = 5  # seeds below which no difference is marked, whatever its p
 WILCOXON = 6  # seeds from which on the exact signed-rank test can fall below 0.05 at all
@@ -40,6 +39,8 @@ def compare(row: Mapping[int, float], baseline: Mapping[int, float]) -> Paired |
     error = float(gains.std(ddof=1) / np.sqrt(n)) if n > 1 else 0.0
     if error <= 1e-12 * max(1.0, abs(mean)):  # one seed, or all alike: there is no spread to test against
         return plain
+    from scipy import stats  # it takes a second to load
+
     reach = float(stats.t.ppf(0.975, n - 1)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
     rank = float(stats.wilcoxon(gains, method="exact").pvalue) if n >= WILCOXON and _distinct(gains) else None

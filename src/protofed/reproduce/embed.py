@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import silhouette_score
-from sklearn.neighbors import NearestNeighbors
 
 from protofed.atomic import write_atomically
 from protofed.data.sources import data_root
@@ -103,6 +101,8 @@ def _groups(plan: Experiment, data_dir: Path | None) -> np.ndarray | None:
 
 def numbers(view: Mapping[str, np.ndarray]) -> dict[str, float | None]:
     """Every number that the arrays allow."""
+    from sklearn.metrics import silhouette_score  # a library that takes a second to load
+
     found: dict[str, float | None] = {}
     if "groups" in view and "vectors" in view:
         found |= _similarity(view["vectors"], view["groups"])
@@ -139,6 +139,8 @@ def _means(z: np.ndarray, y: np.ndarray) -> dict[int, np.ndarray]:
 def _same_client(z: np.ndarray, y: np.ndarray, client: np.ndarray) -> float | None:
     """Mean over classes of the share of samples whose nearest neighbour in the class is their own client's, less the
     share that chance gives."""
+    from sklearn.neighbors import NearestNeighbors  # a library that takes a second to load
+
     gains = []
     for c in np.unique(y):
         rows = y == c

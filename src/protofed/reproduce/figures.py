@@ -9,8 +9,6 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 
 from protofed.atomic import write_atomically
 from protofed.report.pictures import COLOURS
@@ -228,6 +226,9 @@ def _flat(z: np.ndarray, by: str) -> np.ndarray:
 
 def _similarity(entry: Entry, done: Sequence[Done], views: Views) -> Canvas | None:
     """Cosine of every two class vectors, classes in the order of their groups."""
+    from sklearn.decomposition import PCA  # a library that takes a second to load
+    from sklearn.manifold import TSNE
+
     shown: list[tuple[str, Mapping[str, np.ndarray]]] = [(k, views.view(one)) for k, one in _first(entry, done).items()]
     shown = [(label, view) for label, view in shown if "vectors" in view]
     if not shown:

@@ -4,8 +4,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from protofed.report.runs import Run
@@ -78,6 +76,9 @@ def _remembered(points: bytes, width: int) -> dict[str, np.ndarray]:
 
 def _planes(points: np.ndarray) -> dict[str, np.ndarray]:
     """Places (points, 2); one thread, so that the sums and with them the places are the same again."""
+    from sklearn.decomposition import PCA  # a library that takes a second to load
+    from sklearn.manifold import TSNE
+
     points = points - points.mean(0)
     width = min(points.shape)
     with threadpool_limits(1):
