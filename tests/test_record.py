@@ -20,7 +20,7 @@ from protofed.method import Mean
 from protofed.methods import METHODS
 from protofed.metrics import judged_by, tally, without_answers
 from protofed.prepare import prepare
-from protofed.record import Recorder, by_class, chosen, due, movement
+from protofed.record import Means, Recorder, by_class, chosen, class_means, due, movement
 from protofed.results import Watch
 from test_run import StopAfter, final_state, lines, small, start, wait_for
 
@@ -63,17 +63,20 @@ def test_parts_and_kinds_add_up(name: str, engine: str) -> None:
 
 
 def test_movement_by_hand() -> None:
-    old = Mean(torch.tensor([[0.0, 0], [2, 0], [9, 9], [5, 5]]), torch.tensor([1.0, 1, 1, 0]))
-    new = Mean(torch.tensor([[3.0, 4], [2, 1], [7, 7], [0, 0]]), torch.tensor([1.0, 1, 0, 0]))
-    new = new._replace(total=new.total * 2, weight=new.weight * 2)  # sums of two
+    old = Means(np.array([[0.0, 0], [2, 0], [9, 9], [5, 5]]), np.array([True, True, True, False]))
+    new = Means(np.array([[3.0, 4], [2, 1], [7, 7], [0, 0]]), np.array([True, True, False, False]))
     told = movement(old, new)
     assert told["drift"] == pytest.approx((5 + 1) / 2)  # classes 0 and 1: the third was lost, the fourth never there
     assert told["margin"] == told["margin_min"] == pytest.approx(10**0.5)
-    third = Mean(torch.tensor([[0.0, 0], [2, 0], [2, 1]]), torch.ones(3))
-    assert movement(third, third)["margin"] == pytest.approx((2 + 1 + 1) / 3)
-    assert movement(third, third) | {"margin": 0} == {"drift": 0, "margin": 0, "margin_min": pytest.approx(1)}
-    one = Mean(torch.ones(2, 3), torch.tensor([1.0, 0]))
-    assert movement(one._replace(weight=torch.zeros(2)), one) == {"drift": None, "margin": None, "margin_min": None}
+    three = Means(np.array([[0.0, 0], [2, 0], [2, 1]]), np.ones(3, bool))
+    assert movement(three, three) == {"drift": 0, "margin": pytest.approx((2 + 1 + 1) / 3), "margin_min": 1}
+    one = Means(np.ones((2, 3)), np.array([True, False]))
+    assert movement(one._replace(held=~one.held), one) == {"drift": None, "margin": None, "margin_min": None}
+    several = Mean(
+        torch.tensor([[[1.0], [5.0], [99.0]], [[7.0], [0.0], [0.0]]]), torch.tensor([[1.0, 1, 0], [0, 0, 0]])
+    )
+    assert class_means(several).rows[0].tolist() == [3]
+    assert class_means(several).held.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", WITH_PROTOTYPES)

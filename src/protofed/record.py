@@ -1,9 +1,8 @@
 """What a run keeps for its report: how prototypes move in every round, and now and then where samples lie."""
 
-import math
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +25,13 @@ SEVERAL = 8  # of one class at most
 Arrays = dict[str, np.ndarray]
 
 
+class Means(NamedTuple):
+    """One prototype of each class."""
+
+    rows: np.ndarray  # (C, D)
+    held: np.ndarray  # (C,) whether there is one
+
+
 class Recorder:
     """Watches the server from round to round, and takes snapshots (views.npz) at some of them."""
 
@@ -40,7 +46,7 @@ class Recorder:
         self.width, self.classes = engine.specs()[0].dim, engine.specs()[0].classes
         some = sorted(spaced(experiment.clients, self.choice.clients))
         self.clients = [i for i in some if widths[engine.architectures[i]] == self.width]
-        self._known: tuple[Tree, Mean] | None = None  # a server and its class means, for the next round
+        self._known: tuple[Tree, Means] | None = None  # a server and its class means, for the next round
         self._views: Arrays | None = None
         if folder.file(VIEWS).is_file():
             self._go_back(done, note)
@@ -76,7 +82,7 @@ class Recorder:
         self._known = server, class_means(prototypes)
         return movement(old, self._known[1])
 
-    def _means(self, server: Tree) -> Mean:
+    def _means(self, server: Tree) -> Means:
         prototypes = self.method.prototypes(server)
         assert prototypes is not None
         return class_means(prototypes)
@@ -167,25 +173,30 @@ def chosen(prototypes: Mean | None, classes: int, width: int) -> tuple[Mean, Ten
     return Mean(rows.flatten(0, 1), held.flatten()), torch.arange(classes).repeat_interleave(many)
 
 
-def class_means(prototypes: Mean) -> Mean:
-    """One prototype (C, D) for each class: the mean of those it has."""
-    total = (prototypes.total * prototypes.weight[..., None]).sum(1)
-    return Mean(total.double(), prototypes.weight.sum(1).double())
+def class_means(prototypes: Mean) -> Means:
+    """One prototype (C, D) for each class, the mean of those it has, and whether it has any (C,)."""
+    total, weight = prototypes.total, prototypes.weight
+    if weight.shape[1] > 1:
+        total, weight = (total * weight[..., None]).sum(1, keepdim=True), weight.sum(1, keepdim=True)
+    rows, many = total[:, 0].double().cpu().numpy(), weight[:, 0].double().cpu().numpy()
+    return Means(rows / np.maximum(many, 1)[:, None], many > 0)
 
 
-def movement(old: Mean, new: Mean) -> dict[str, float | None]:
-    """How far prototypes (C, D) moved on average, and how far each is from the nearest of another class: on average,
-    and the least; None where there is nothing to tell."""
-    both, there = (old.weight > 0) & (new.weight > 0), new.weight > 0
-    drift = ((new.value - old.value).norm(dim=1) * both).sum() / both.sum()
-    apart = torch.cdist(new.value, new.value, compute_mode="use_mm_for_euclid_dist")
-    other = there[None] & ~torch.eye(len(there), dtype=torch.bool, device=there.device)
-    nearest = apart.masked_fill(~other, torch.inf).amin(1)
-    margin = torch.where(there, nearest, 0).sum() / there.sum()
-    least = torch.where(there, nearest, torch.inf).amin()
-    told = torch.stack([drift, margin, least]).tolist()  # one transfer
-    names = ("drift", "margin", "margin_min")
-    return {name: value if math.isfinite(value) else None for name, value in zip(names, told, strict=True)}
+def movement(old: Means, new: Means) -> dict[str, float | None]:
+    """How far prototypes moved on average, and how far each is from the nearest of another class: on average, and the
+    least; None where there is nothing to tell."""
+    both = old.held & new.held
+    drift = np.linalg.norm(new.rows[both] - old.rows[both], axis=1)
+    rows = new.rows[new.held]
+    lengths = (rows**2).sum(1)
+    apart = np.maximum(lengths[:, None] + lengths - 2 * rows @ rows.T, 0)
+    np.fill_diagonal(apart, np.inf)
+    margins = np.sqrt(apart.min(1)) if len(rows) > 1 else np.zeros(0)
+    return {
+        "drift": float(drift.mean()) if len(drift) else None,
+        "margin": float(margins.mean()) if len(margins) else None,
+        "margin_min": float(margins.min()) if len(margins) else None,
+    }
 
 
 def classes(domains: Sequence[Domain]) -> dict[str, Any]:
