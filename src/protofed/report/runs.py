@@ -160,7 +160,8 @@ def _settings(source: RunFolder) -> dict[str, Any]:
     try:
         return flat(Experiment.from_dict(source.experiment_dict()).to_dict())
     except UserError as error:
-        raise UserError(f"experiment.toml is of another version or method: {error}") from None
+        what = str(error).partition(". ")[0]  # the remedy is for who writes one
+        raise UserError(f"experiment.toml is of another version or method: {what}") from None
 
 
 def _part(folder: Path, name: str, reader: Any, remarks: list[Remark]) -> Any:

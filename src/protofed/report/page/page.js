@@ -63,11 +63,18 @@ function alertBox(title, lines) {
   return make("div", { class: "alert", role: "alert" }, make("strong", {}, title), make("ul", {}, ...lines.map((line) => make("li", {}, line))));
 }
 
+/** One line for all folders of which the same is to be said. */
+function byReason(remarks) {
+  const folders = new Map();
+  for (const [folder, why] of remarks) folders.set(why, [...(folders.get(why) || []), folder]);
+  return [...folders].map(([why, some]) => `${some.join(", ")}: ${why}`);
+}
+
 function showAlerts(data) {
   const boxes = [];
   if (data.incomparable.length) boxes.push(alertBox("These runs cannot be compared as they are.", data.incomparable));
-  if (data.left_out.length) boxes.push(alertBox("Left out:", data.left_out.map(([folder, why]) => `${folder}: ${why}`)));
-  if (data.remarks.length) boxes.push(alertBox("Not all could be read:", data.remarks.map(([folder, why]) => `${folder}: ${why}`)));
+  if (data.left_out.length) boxes.push(alertBox("Left out:", byReason(data.left_out)));
+  if (data.remarks.length) boxes.push(alertBox("Not all could be read:", byReason(data.remarks)));
   if (!data.methods.length) boxes.push(alertBox("Nothing to show yet.", ["No run has finished a round."]));
   byId("alerts").replaceChildren(...boxes);
 }
