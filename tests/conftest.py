@@ -1,11 +1,14 @@
 """What the tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
 
 

@@ -384,6 +384,14 @@ class Labels(FedAvg):
 
 
 @dataclass(frozen=True)
+class FlatPrototypes(FedProto):
+    """Forgets that a class may have several prototypes."""
+
+    def prototypes(self, server: Mean) -> Mean:
+        return server
+
+
+@dataclass(frozen=True)
 class NoClassKnown(FedAvg):
     def predict(self, model: Model, client: Client, x: Tensor, down: Tree) -> dict[str, Tensor]:
         return {"head": model(client, x)[1] - torch.inf}
@@ -477,6 +485,7 @@ WRONG: list[tuple[Method, str, str]] = [
     (NeedsKey(), "predictions", "It raised KeyError: 'own'"),
     (OtherNames(), "predictions", "a client before round one gives ['logits'], but scores = ('head',)"),
     (Labels(), "predictions", "'head' of a client before round one has shape (20,)"),
+    (FlatPrototypes(), "predictions", "prototypes gives shapes ("),
     (NoClassKnown(), "predictions", "'head' of a client that took part is -inf for all classes"),
     (PythonCounter(), "serialisation", "server before a round: only tensors travel"),
     (RowsWithoutWeight(), "serialisation", "server before a round.total[0, 0] is 0, not 1"),

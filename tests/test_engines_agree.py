@@ -56,7 +56,7 @@ def play(one: Engine, method: Method, cohorts: list[list[int]] = COHORTS) -> dic
         server = method.aggregate(server, trained.up, torch.tensor(cohort))
         one.clients = {**one.clients, **trained.clients}
         lines.append((trained.sent, trained.received, trained.finite.tolist()))
-        losses = torch.stack([loss.value for loss in trained.losses])
+        losses = trained.loss.value
     found = {
         "server": server,
         "clients": one.clients,
@@ -165,6 +165,7 @@ def test_clients_without_data_do_no_harm(name: str) -> None:
         made = engine(method)
         for number in (1, 3, 4):
             made.federation._train_rows[number] = torch.empty(0, dtype=torch.int64)
+            made.federation._used_by[number] = 0
             made.federation.counts[number] = 0
         return made
 

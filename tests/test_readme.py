@@ -27,9 +27,11 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith(("protofed", "PROTOFED_DATA"))
 ]
+SWEEP = [c for c in COMMANDS if c.startswith("protofed sweep") or "runs/sweep" in c]  # in this order, in one folder
+MEASURED = [c for c in COMMANDS if "runs/measured" in c]  # these too
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("protofed")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("protofed") and c not in (*SWEEP, *MEASURED)])
 def test_commands_run(command: str) -> None:
     words = shlex.split(command)
     done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300)
@@ -50,9 +52,21 @@ def test_the_papers_command_runs_on_real_data(real_data: Path) -> None:
 
 
 def test_the_experiment_runs() -> None:
-    (text,) = blocks("toml")
+    text = blocks("toml")[0]
     plan = Experiment.from_dict({**tomllib.loads(text), "rounds": 2})
     assert run(plan, "out").summary["accuracy_mean"] > 0
+
+
+def test_the_sweep_runs_and_its_tables_are_written() -> None:
+    Path("sweep.toml").write_text(next(text for text in blocks("toml") if text.startswith("# sweep.toml")))
+    for command in SWEEP:
+        test_commands_run(command)
+    assert "fedproto, strong, lr=0.1" in Path("table.tex").read_text()
+
+
+def test_a_measured_run_is_explained() -> None:
+    for command in MEASURED:
+        test_commands_run(command)
 
 
 def test_the_python_runs() -> None:

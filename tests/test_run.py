@@ -28,7 +28,7 @@ from protofed.prepare import draw_cohort
 from protofed.run import Interrupted, Watch
 
 SMALL = ("clients=6", "rounds=3", "partition.shots=5", "partition.spread=1", "batch_size=4")
-CLOCK = ("seconds", "seconds_train")  # all that may differ between two equal runs
+CLOCK = ("seconds", "seconds_train", "parts")  # all that may differ between two equal runs
 
 
 def small(*overrides: str) -> Experiment:
@@ -57,7 +57,7 @@ def test_a_run_leaves_everything_a_reader_needs() -> None:
     names = {p.name for p in Path("out").iterdir()}
     assert names >= {
         "experiment.toml", "partition.npz", "partition.png", "rounds.jsonl", "clients.jsonl", "summary.json",
-        "accuracy.png", "clients.png", "environment.json", "checkpoints",
+        "accuracy.png", "clients.png", "environment.json", "checkpoints", "classes.json", "confusion.npz", "views.npz",
     }  # fmt: skip
     needed = {
         "method", "rounds", "seed", "accuracy_mean", "accuracy_std", "accuracy_worst10", "accuracy_head_mean",

@@ -1,7 +1,5 @@
 """FedNH's figure 1 runs, and its uniform head is the regular hexagon."""
 
-import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -10,34 +8,29 @@ import pytest
 from PIL import Image
 
 from protofed.report.representations import angles
+from protofed.reproduce import spiral as module
 
 
 @pytest.fixture
 def spiral(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/spiral.py with a few samples."""
-    path = Path(__file__).parents[1] / "benchmarks" / "spiral.py"
-    spec = importlib.util.spec_from_file_location("spiral", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """With a few samples."""
     monkeypatch.setattr(module, "COUNTS", {"balanced": [20] * 6, "imbalanced": [20, 10, 5, 3, 2, 1]})
     return module
 
 
 @pytest.mark.parametrize("arms", ["printed", "released"])
 def test_figure_1(spiral: ModuleType, arms: str) -> None:
-    spiral.main(epochs=2, out=Path("new/figure.png"), batch_size=16, arms=spiral.Arms(arms))
-    assert Image.open("new/figure.png").size[0] > 800
-    panels = json.loads(Path("new/figure.json").read_text())["panels"]
-    assert {(panel["head"], panel["training"]) for panel in panels.values()} == set(spiral.PANELS.values())
-    for panel in panels.values():
-        assert panel["accuracy"] == pytest.approx(np.mean(panel["accuracy_by_class"]))
-        if panel["head"] == "uniform head":
-            assert panel["smallest_angle"] == pytest.approx(60, abs=1e-3)
-            assert panel["longest_over_shortest"] == pytest.approx(1)
+    found = spiral.panels(spiral.SETTINGS[arms]._replace(epochs=2, batch_size=16), 0)
+    spiral.picture(found, Path("figure.png"))
+    assert Image.open("figure.png").size[0] > 800
+    for letter, (head, _) in spiral.PANELS.items():
+        numbers = found[letter].numbers
+        assert numbers["accuracy"] == pytest.approx(np.mean(numbers["accuracy_by_class"]))
+        if head == "uniform head":
+            assert numbers["smallest_angle"] == pytest.approx(60, abs=1e-3)
+            assert numbers["longest_over_shortest"] == pytest.approx(1)
         else:
-            assert panel["smallest_angle"] < 59
+            assert numbers["smallest_angle"] < 59
 
 
 def test_released_arms_do_not_overlap(spiral: ModuleType) -> None:

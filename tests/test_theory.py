@@ -35,7 +35,7 @@ from protofed.theory.guidance import LABEL
 
 KEY = random.key("theory")
 SMALL = ("clients=5", "rounds=3", "partition.shots=4", "partition.spread=1", "batch_size=4")
-CLOCK = ("seconds", "seconds_train")
+CLOCK = ("seconds", "seconds_train", "parts")
 
 
 # estimators

@@ -246,7 +246,8 @@ def test_a_pool_loses_its_empty_slots() -> None:
 @settings(max_examples=200)
 def test_measured_bytes_are_sent_bytes(tree: Tree) -> None:
     assume(tensors_in(tree))
-    assert measure(tree).bytes == len(encode(tree))
+    size = measure(tree)
+    assert size.bytes == len(encode(tree)) == sum(size.kinds.values())
 
 
 def test_measuring_again_gives_the_same_and_other_shapes_another() -> None:
@@ -254,13 +255,30 @@ def test_measuring_again_gives_the_same_and_other_shapes_another() -> None:
     assert measure({"a": torch.ones(3)}) == first
     assert measure({"a": torch.zeros(4)}).params == 4
     assert measure({"a": torch.zeros(3).double()}).bytes == len(encode({"a": torch.zeros(3).double()}))
-    assert measure({"b": torch.zeros(3), "c": torch.zeros(1)}) == Size(
-        len(encode({"b": torch.zeros(3), "c": torch.zeros(1)})), 4
-    )
+    both = {"b": torch.zeros(3), "c": torch.zeros(1)}
+    size = len(encode(both))
+    assert measure(both) == Size(size, 4, {"b": 12, "c": 4, "counts and header": size - 16})
 
 
 def test_sizes_add() -> None:
     assert Size(1, 2) + Size(10, 20) == Size(11, 22)
+    assert Size(1, 2, {"a": 1}) + Size(10, 20, {"a": 3, "b": 7}) == Size(11, 22, {"a": 4, "b": 7})
+    assert Size(3, 2, {"a": 1, "b": 2}).times(4) == Size(12, 8, {"a": 4, "b": 8})
+
+
+def test_bytes_are_told_by_what_they_are() -> None:
+    up = {
+        "model": Mean({"params": {"body.w": torch.zeros(5), "s": torch.zeros(())}, "buffers": {"n": torch.zeros(2)}},
+                      torch.tensor(3.0)),
+        "prototypes": Mean(torch.zeros(4, 6), torch.tensor([1.0, 0, 2, 0])),  # two rows of four
+        "gradients": torch.zeros(2, 2),
+        "size": torch.tensor(7.0),
+    }  # fmt: skip
+    kinds = dict(measure(up).kinds)
+    beside = kinds.pop("counts and header")
+    assert kinds == {"weights": 24, "buffers": 8, "prototypes": 2 * 6 * 4, "gradients": 16}
+    assert beside == len(encode(up)) - 24 - 8 - 48 - 16
+    assert measure(Mean(torch.zeros(2, 3), torch.ones(2))).kinds["prototypes"] == 24  # a message that is nothing else
 
 
 class Table:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from protofed.data.domain import Domain
 from protofed.data.sources import load
 from protofed.engines import Engine
+from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment
 from protofed.prepare import draw_cohort, no_compiler, prepare, threads
@@ -172,14 +173,12 @@ def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
     server = torch.utils._pytree.tree_map(lambda t: t.to(device), server)
     whole: list[float] = []
     parts: list[dict[str, float]] = []
-    warm = WARM if hasattr(engine, "clock") else 1
+    warm = WARM if isinstance(engine, StackedEngine) else 1
     began = time.perf_counter()
     for round in range(rounds + warm):
-        if len(parts) and len(whole) and time.perf_counter() - began > LONG:
+        if len(whole) and time.perf_counter() - began > LONG:
             break
-        clock: dict[str, float] = {}
-        if round % 2 and hasattr(engine, "clock"):  # every other round is timed in parts, which makes it wait for them
-            engine.clock = clock
+        engine.clock.take()
         cohort = draw_cohort(plan, round)
         marks = [_now(device)]
         trained = engine.train(method, server, cohort, round)
@@ -189,19 +188,15 @@ def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
         marks.append(_now(device))
         round_numbers(plan, engine, server, cohort, round + 1)
         marks.append(_now(device))
-        seconds = dict(zip(("clients", "aggregate", "evaluate"), np.diff(marks).tolist(), strict=True))
-        if hasattr(engine, "clock"):
-            engine.clock = None
         if not round:
             first = marks[-1] - marks[0]
         if round < warm:
             continue
-        if not clock:
-            whole.append(marks[-1] - marks[0])
-        if clock or not hasattr(engine, "clock"):
-            clock.setdefault("train", seconds["clients"])
-            rest = seconds.pop("clients") - sum(clock.values())
-            parts.append({**clock, **seconds, "rest": rest})
+        whole.append(marks[-1] - marks[0])
+        seconds = dict(zip(("clients", "aggregate", "evaluate"), np.diff(marks).tolist(), strict=True))
+        clock = {"train": 0.0, "upload": 0.0} | engine.clock.take()
+        rest = seconds.pop("clients") - sum(clock.values())
+        parts.append({**clock, **seconds, "rest": rest})
     return {"round": statistics.median(whole), "first": first} | {
         name: statistics.median(part[name] for part in parts) for name in parts[0]
     }

@@ -60,10 +60,27 @@ class Evaluate:
     """The global model, where there is one, on the global test set (FedNH's GM)."""
     pm: Annotated[int, Ge(0)] = 0
     """The round's clients on the global test set (FedNH's PM(V) and PM(L)); costs clients x test samples."""
+    validation: Annotated[float, Ge(0), Le(0.5)] = 0.0
+    """Share of every client's training samples that is held back to choose a round by, whenever `own` is measured."""
     pm_clients: Annotated[int, Ge(0)] = 1000
     """How many clients are measured on the global test set after the last round at most, evenly spaced; 0: all."""
     theory: Annotated[int, Ge(0)] = 0
     """The constants of FedProto's or FedNH's theorem, and whether its condition holds, on three clients; 0: never."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept for reports beside the numbers of a round (the [record] section)."""
+
+    enabled: bool = True
+    """Whether anything is kept: how prototypes move, views.npz and confusion.npz. Results do not depend on it."""
+    snapshots: Annotated[int, Ge(0), Le(1000)] = 8
+    """Rounds after which test samples' embeddings and all prototypes are kept in views.npz: the first, the last, and
+    some between; 0: none."""
+    clients: Annotated[int, Ge(1), Le(1000)] = 8
+    """Clients whose samples and local prototypes are in a snapshot at most, evenly spaced."""
+    samples: Annotated[int, Ge(1), Le(100_000)] = 400
+    """Test samples in a snapshot at most, of all these clients together."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,7 @@ class Experiment(Scalars):
     optimizer: Optimizer = field(default_factory=Optimizer)
     engine: EngineChoice = field(default_factory=EngineChoice)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    record: Record = field(default_factory=Record)
 
     @classmethod
     def load(cls, source: str | Path, *overrides: str) -> "Experiment":
@@ -149,6 +167,7 @@ class Experiment(Scalars):
             optimizer=Optimizer(**schema.check("optimizer", Optimizer, sections["optimizer"])),
             engine=EngineChoice(**schema.check("engine", EngineChoice, sections["engine"])),
             evaluate=Evaluate(**schema.check("evaluate", Evaluate, sections["evaluate"])),
+            record=Record(**schema.check("record", Record, sections["record"])),
         ).checked()
 
     def checked(self) -> "Experiment":
@@ -175,6 +194,7 @@ class Experiment(Scalars):
             "optimizer": _table({}, self.optimizer),
             "engine": _table({}, self.engine),
             "evaluate": _table({}, self.evaluate),
+            "record": _table({}, self.record),
         }
 
     def to_toml(self) -> str:
@@ -199,7 +219,7 @@ class Experiment(Scalars):
         return device
 
 
-SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate")
+SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate", "record")
 SHORT = ("method", "model", "data", "partition", "optimizer", "engine")  # "method=fedavg" is "method.name=fedavg"
 NAMED = ("method", "model", "partition")  # their keys depend on their name
 
@@ -242,6 +262,7 @@ def _nearest_key(key: str, sections: Mapping[str, Any]) -> str:
         "data": Data,
         "engine": EngineChoice,
         "evaluate": Evaluate,
+        "record": Record,
     }
     for section, kind in kinds.items():
         if kind is not None and key in schema.fields(kind):

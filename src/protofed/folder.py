@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import shutil
 import tomllib
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from protofed.atomic import sync_folder, write_atomically, write_synced
@@ -22,6 +24,10 @@ from protofed.store import ClientStore
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
 CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
+
+
+class Busy(UserError):
+    """Another process is writing this run."""
 
 
 class State(NamedTuple):
@@ -84,9 +90,7 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
-                    f"{self.path} is being written by another process. Wait, or use another --out."
-                ) from None
+                raise Busy(f"{self.path} is being written by another process. Wait, or use another --out.") from None
             yield
 
     def write(self, name: str, content: str | bytes) -> None:
@@ -94,6 +98,11 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         self.write(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        self.write(name, content.getvalue())
 
     def rounds(self) -> list[dict[str, Any]]:
         """The lines of rounds.jsonl; a last line that was cut off by a kill is left out."""

@@ -158,11 +158,14 @@ def local_update(
     lr: float,
     local_epochs: int,
     rounding: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    timed: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Update:
-    """One client's whole round: receive, train, upload."""
+    """One client's whole round: receive, train, upload; `timed` is told which of the last two is done."""
     client = method.receive(model, client, data, down)
-    client, loss, seen = train(
-        method, model, optimizer, method.phases(), client, epoch_batches, down, data.key, lr, local_epochs, rounding
-    )
-    up, client = method.upload(model, client, data._replace(seen=seen), down)
+    with timed("train"):
+        client, loss, seen = train(
+            method, model, optimizer, method.phases(), client, epoch_batches, down, data.key, lr, local_epochs, rounding
+        )
+    with timed("upload"):
+        up, client = method.upload(model, client, data._replace(seen=seen), down)
     return Update(up, client, loss)

@@ -191,6 +191,14 @@ class Method(ABC):
         """How do we classify? Named scores (B, C): "head", and "proto" where there are prototypes."""
         return {"head": model(client, x)[1]}
 
+    def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
+        """Where does a client see a sample? Embeddings (B, D), as they are compared with prototypes if any."""
+        return model.embed(client, x)
+
+    def prototypes(self, server: Tree) -> Mean | None:
+        """Which prototypes does it judge by, if any? (C, K, D), up to K of a class; weight (C, K) is 1 where one is."""
+        return None
+
     def global_client(self, server: Tree) -> Client | None:
         """The global model as a client would hold it, if the method has one."""
         return None

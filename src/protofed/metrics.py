@@ -16,9 +16,10 @@ class Correct(NamedTuple):
 
     right: Tensor
     samples: Tensor
+    said: Tensor = torch.zeros(0)  # answers (C, C) by true class and class said, where that was asked; else (0,)
 
     def __add__(self, other: "Correct") -> "Correct":  # type: ignore[override]
-        return Correct(self.right + other.right, self.samples + other.samples)
+        return Correct(self.right + other.right, self.samples + other.samples, self.said + other.said)
 
     def accuracy(self, weight: Tensor | None = None) -> float | None:
         """Share of right answers, classes weighted; None where there is no sample to judge by.
@@ -37,22 +38,37 @@ class Correct(NamedTuple):
 Tally = dict[str, Correct]  # "head", "head_own", "proto", "proto_own"
 
 
-def tally(scores: Mapping[str, Tensor], y: Tensor, own: Tensor, mask: Tensor | None = None) -> Tally:
-    """Count right answers for every score (B, C), among all classes and among the client's own (C,); mask 0 is none."""
+def tally(
+    scores: Mapping[str, Tensor], y: Tensor, own: Tensor, mask: Tensor | None = None, confusion: str = ""
+) -> Tally:
+    """Count right answers for every score (B, C), among all classes and among the client's own (C,); mask 0 is none.
+
+    `confusion` names the count in which every answer is counted by the class that was said.
+    """
     result: Tally = {}
     for name, score in scores.items():
         classes = score.shape[1]
-        truth = (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float64)
+        numbers = torch.arange(classes, device=y.device)
+        truth = (y[:, None] == numbers).to(torch.float64)
         truth = truth if mask is None else truth * mask[:, None]
         for suffix, allowed in (("", score), ("_own", score.masked_fill(~own, -torch.inf))):
             best, guess = allowed.max(1)
-            right = ((guess == y) & torch.isfinite(best)).to(truth.dtype)  # -inf everywhere is no answer
-            result[name + suffix] = Correct(truth.T @ right, truth.sum(0))
+            answered = torch.isfinite(best)  # -inf everywhere is no answer
+            right = ((guess == y) & answered).to(truth.dtype)
+            said = truth.new_zeros(0)
+            if name + suffix == confusion:
+                said = truth.T @ ((guess[:, None] == numbers) & answered[:, None]).to(truth.dtype)
+            result[name + suffix] = Correct(truth.T @ right, truth.sum(0), said)
     return result
 
 
 def add(left: Tally, right: Tally) -> Tally:
     return {name: left[name] + right[name] for name in left}
+
+
+def without_answers(tallies: Sequence[Tally]) -> list[Tally]:
+    """The same without who said what, which is large."""
+    return [{kind: correct._replace(said=correct.said.new_zeros(0)) for kind, correct in t.items()} for t in tallies]
 
 
 class Spread(NamedTuple):
@@ -104,6 +120,12 @@ def own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
 def global_own_numbers(method: Method, tallies: Sequence[Tally]) -> dict[str, Any]:
     """The global model on the clients' own test sets."""
     return {"accuracy_global_mean": spread(accuracies(tallies, judged_by(method))).mean}
+
+
+def validation_numbers(method: Method, tallies: Sequence[Tally], who: str) -> dict[str, Any]:
+    """Personal models, or the global one, on the clients' validation samples: to choose a round by."""
+    key = "validation_mean" if who == "personal" else "validation_global_mean"
+    return {key: spread(accuracies(tallies, judged_by(method))).mean}
 
 
 def global_numbers(method: Method, tally: Tally | None) -> dict[str, Any]:

@@ -44,10 +44,16 @@ def prepare_split(
 ) -> tuple[list[Domain], Split]:
     """Who has what in this experiment."""
     domains = domains or load(experiment.data, data_dir)
-    return domains, experiment.partition(domains, experiment.clients, experiment.seed)
+    split = experiment.partition(domains, experiment.clients, experiment.seed)
+    return domains, split.hold_back(experiment.evaluate.validation, domains, experiment.seed)
 
 
-def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None) -> Prepared:
+def prepare(
+    experiment: Experiment,
+    data_dir: Path | None = None,
+    domains: list[Domain] | None = None,
+    cores: int | None = None,
+) -> Prepared:
     """Load (or take), split and build; whatever can be refused is refused here, before anything is written."""
     device = experiment.torch_device()
     domains, split = prepare_split(experiment, data_dir, domains)
@@ -80,7 +86,7 @@ def prepare(experiment: Experiment, data_dir: Path | None = None, domains: list[
     )
     if experiment.engine.name == "reference":
         return Prepared(domains, split, reference, notes)
-    workers = experiment.engine.threads or os.cpu_count() or 1
+    workers = experiment.engine.threads or cores or os.cpu_count() or 1
     alone = experiment.engine.name == "auto" and device.type == "cpu" and _largest(reference) > SMALL
     stacked = StackedEngine(
         reference,
@@ -183,10 +189,12 @@ def threads(experiment: Experiment, engine: Engine) -> Iterator[None]:
     for."""
     before = torch.get_num_threads()
     torch.set_num_threads((isinstance(engine, ReferenceEngine) and experiment.engine.threads) or 1)
+    torch.set_flush_denormal(True)  # numbers too small to matter are zero: they are ten times slower
     tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = experiment.engine.precision != "fp32"
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.set_flush_denormal(False)
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32

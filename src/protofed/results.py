@@ -31,19 +31,56 @@ from protofed.metrics import (
     own_numbers,
     personal,
     personal_numbers,
+    validation_numbers,
+    without_answers,
 )
 from protofed.report import pictures
 from protofed.version import VERSION
+
+CONFUSED = 1000  # classes up to which it is counted who is taken for whom
+ANSWERS = 2**25  # such counts that are held at once, over clients
 
 
 class Watch:
     """Told what happens in a run; does nothing with it."""
 
+    def opened(self, folder: Path) -> None: ...
     def start(self, experiment: Experiment, done: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
     def measured(self, done: int, clients: int) -> None: ...
     def note(self, text: str) -> None: ...
     def end(self) -> None: ...
+
+
+class Watches(Watch):
+    """Several watches at once."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self.watches = watches
+
+    def opened(self, folder: Path) -> None:
+        for watch in self.watches:
+            watch.opened(folder)
+
+    def start(self, experiment: Experiment, done: int) -> None:
+        for watch in self.watches:
+            watch.start(experiment, done)
+
+    def round(self, line: dict[str, Any]) -> None:
+        for watch in self.watches:
+            watch.round(line)
+
+    def measured(self, done: int, clients: int) -> None:
+        for watch in self.watches:
+            watch.measured(done, clients)
+
+    def note(self, text: str) -> None:
+        for watch in self.watches:
+            watch.note(text)
+
+    def end(self) -> None:
+        for watch in self.watches:
+            watch.end()
 
 
 class Result(NamedTuple):
@@ -90,6 +127,10 @@ def round_numbers(
     """The numbers of a round; after the last one they are taken again, over all clients."""
     method, when = experiment.method, experiment.evaluate
     numbers: dict[str, Any] = {}
+    if when.validation and _due(when.own, round, experiment.rounds):
+        for who in ("personal", "global") if method.global_client(server) is not None else ("personal",):
+            tallies = engine.evaluate(method, server, cohort, on="validation", who=who)
+            numbers |= validation_numbers(method, tallies, who)
     if _due(when.own, round, experiment.rounds):
         numbers |= own_numbers(method, engine.evaluate(method, server, cohort, on="own", who="personal"))
         if method.global_client(server) is not None:
@@ -108,9 +149,9 @@ def spaced(clients: int, most: int) -> set[int]:
     return {i * clients // many for i in range(many)}
 
 
-def _chunks(everyone: range) -> Iterator[range]:
-    """Clients that are measured together: ten, or a hundredth of very many, up to a hundred."""
-    size = min(100, max(10, len(everyone) // 100))
+def _chunks(everyone: range, most: int) -> Iterator[range]:
+    """Clients that are measured together: ten, or a hundredth of very many, up to a hundred, if `most` allows."""
+    size = max(1, min(100, max(10, len(everyone) // 100), most))
     return (everyone[i : i + size] for i in range(0, len(everyone), size))
 
 
@@ -139,14 +180,20 @@ def finish(
     wide: dict[int, Tally] = {}  # personal models on all test samples
     has_global = method.global_client(state.server) is not None
     totals = dict(state.totals)
-    for some in _chunks(everyone):
+    classes = counts.shape[1]
+    confused = experiment.record.enabled and classes <= CONFUSED
+    kinds = (judged_by(method), method.inference) if confused else ("", "")
+    said = torch.zeros((classes, classes) if confused else 0, dtype=torch.float64)
+    for some in _chunks(everyone, ANSWERS // classes**2 if confused else len(everyone)):
         if method.last_phases() and not totals["finished"]:
             state.clients.begin(state.round)  # nothing of this is saved before the end: a run that is stopped redoes it
             trained = engine.finish(method, state.server, some, experiment.rounds)
             refuse_nan(folder, state, trained, some, "after the last round", saved=True)
             engine.clients.update(trained.clients)
             totals["bytes_down"] += trained.received.bytes
-        own += engine.evaluate(method, state.server, some, on="own", who="personal")
+        tallies = engine.evaluate(method, state.server, some, on="own", who="personal", confusion=kinds[0])
+        said += sum(t[judged_by(method)].said.cpu() for t in tallies)
+        own += without_answers(tallies)
         ours = [number for number in some if number in chosen]
         if ours:
             tallies = engine.evaluate(method, state.server, ours, on="global", who="personal")
@@ -165,6 +212,10 @@ def finish(
             f"PM is over {len(chosen)} of {experiment.clients} clients, evenly spaced (evaluate.pm_clients = 0: all)"
         )
 
+    central = engine.global_tally(method, state.server, kinds[1])
+    if confused:
+        answers = {"personal": said} | ({"global": central[method.inference].said.cpu()} if central else {})
+        folder.write_arrays("confusion.npz", {name: part.long().numpy() for name, part in answers.items()})
     records = []
     for number in everyone:
         n = counts[number]
@@ -195,7 +246,7 @@ def finish(
         "clients_trained": trained_clients,
         **own_numbers(method, own),
         "accuracy_global_mean": global_own_numbers(method, whole)["accuracy_global_mean"] if whole else None,
-        **global_numbers(method, engine.global_tally(method, state.server)),
+        **global_numbers(method, central),
         **personal_numbers(method, list(wide.values()), counts[list(wide)]),
         "accuracy_per_class": reduce(add, own)[judged_by(method)].per_class(),
         "params_up_per_round": totals["params_up"] / experiment.rounds,

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +19,7 @@ from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
 from protofed.prepare import Prepared, choose, draw_cohort, prepare, threads
+from protofed.record import Recorder, classes
 from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 from protofed.theory.entry import measure, why_not
@@ -41,23 +41,27 @@ def run(
     watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     client_bytes: int | None = None,
+    cores: int | None = None,
 ) -> Result:
     """Run an experiment into a folder, or go on with one that was stopped.
 
     `client_bytes` is how much memory client states may take, beside those of one round; None: a part of what is free.
+    `cores` is how many there are for it where engine.threads leaves that open; None: all.
     """
     watch = watch or Watch()
     folder = RunFolder(Path(out))
     folder.check(experiment, resume)
     if folder.finished:
         return Result(folder.path, folder.summary())
-    prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None)
+    prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None, cores=cores)
     with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)
+        recorder = Recorder(folder, experiment, prepared.engine, state.round, watch.note)
+        watch.opened(folder.path)
         watch.start(experiment, state.round)
         try:
-            state = _rounds(folder, experiment, prepared.engine, state, watch, stop, checkpoint_seconds)
+            state = _rounds(folder, experiment, prepared.engine, state, recorder, watch, stop, checkpoint_seconds)
             return finish(folder, experiment, prepared.domains, prepared.split, prepared.engine, state, watch, stop)
         except KeyboardInterrupt:  # all rounds are saved, only the end is missing
             raise Interrupted("stopped while measuring every client") from None
@@ -83,6 +87,7 @@ def _open(
             )
     prepared.split.save(saved, prepared.domains)
     folder.write_json("environment.json", environment(experiment))
+    folder.write_json("classes.json", classes(prepared.domains))
     bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
     for note in (*prepared.split.notes, *prepared.notes):
         watch.note(note)
@@ -112,6 +117,7 @@ def _rounds(
     experiment: Experiment,
     engine: Engine,
     state: State,
+    recorder: Recorder,
     watch: Watch,
     stop: threading.Event,
     checkpoint_seconds: float,
@@ -120,6 +126,7 @@ def _rounds(
     method = experiment.method
     saved_at, save_seconds = time.monotonic(), 0.0
     engine.clients = state.clients
+    engine.clock.take()  # what was tried before the first round does not count
     try:
         for round in range(state.round, experiment.rounds):
             started = time.perf_counter()
@@ -131,23 +138,32 @@ def _rounds(
                 watch.note(note)
             engine.notes.clear()
             refuse_nan(folder, state, trained, cohort, f"in round {round + 1}")
-            server = combine(experiment, state.server, trained, cohort)
+            with engine.clock.part("aggregate"):
+                server = combine(experiment, state.server, trained, cohort)
             train_seconds = time.perf_counter() - started
 
             theory = theory_numbers(experiment, engine, (state.server, server), cohort, round, trained)
             engine.clients.update(trained.clients)
+            with engine.clock.part("evaluate"):
+                numbers = round_numbers(experiment, engine, server, cohort, round + 1)
+            numbers |= recorder.round(state.server, server, round + 1)
+            parts = engine.clock.take()
+            seconds = time.perf_counter() - started
             line: dict[str, Any] = {
                 "round": round + 1,
                 "clients": len(cohort),
                 "lr": experiment.optimizer.rate(round),
                 "loss": _mean_loss(trained),
-                **round_numbers(experiment, engine, server, cohort, round + 1),
+                **numbers,
                 **theory,
                 "params_up": trained.sent.params,
                 "bytes_up": trained.sent.bytes,
                 "bytes_down": trained.received.bytes,
+                "bytes_up_by": trained.sent.kinds,
+                "bytes_down_by": trained.received.kinds,
                 "seconds_train": train_seconds,
-                "seconds": time.perf_counter() - started,
+                "seconds": seconds,
+                "parts": _parts(parts, seconds),
             }
             after = State(round + 1, server, state.clients, _totals(state.totals, line, cohort))
             folder.append_round(line)  # a line too many is cut when resuming; one too few could not be mended
@@ -175,6 +191,12 @@ def combine(experiment: Experiment, server: Any, trained: Trained, cohort: Seque
     return experiment.method.aggregate(server, trained.up, torch.tensor(cohort, device=experiment.torch_device()))
 
 
+def _parts(clock: dict[str, float], seconds: float) -> dict[str, float]:
+    """Where the seconds of a round went; the rest is states, messages, snapshots and waiting for each other."""
+    known = {name: clock.get(name, 0.0) for name in ("train", "upload", "aggregate", "evaluate")}
+    return known | {"rest": max(0.0, seconds - sum(known.values()))}
+
+
 def theory_numbers(
     experiment: Experiment,
     engine: Engine,
@@ -191,10 +213,8 @@ def theory_numbers(
 
 
 def _mean_loss(trained: Trained) -> float | None:
-    if not trained.losses:
-        return None
-    total = reduce(lambda a, b: a + b, trained.losses)
-    return float(total.value) if float(total.weight) > 0 else None
+    total, samples = (float(part.sum()) for part in (trained.loss.total, trained.loss.weight))
+    return total / samples if samples > 0 else None
 
 
 def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) -> dict[str, Any]:

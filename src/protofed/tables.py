@@ -60,25 +60,6 @@ def result(console: Console, done: Result) -> None:
     say(console, f"run: {done.folder}\npictures: {pictures}")
 
 
-def compared(console: Console, rows: list[dict[str, Any]], title: str) -> None:
-    """Several methods on one experiment; the best of each column is bold."""
-    columns = {key: title for key, title in comparison.used(rows).items() if key not in ("accuracy_std", "pm_l")}
-    table = Table(title=f"{title}: % over clients, mean ± std over seeds {rows[0]['seeds']}", title_justify="left")
-    table.add_column("method")
-    table.add_column("judged by")
-    for name in (*columns.values(), "params up / round", "seconds"):
-        table.add_column(name, justify="right")
-    best = {key: max((row[key][0] for row in rows if row[key]), default=None) for key in columns}
-    for row in rows:
-        cells = []
-        for key in columns:
-            text = comparison.cell(row[key], len(row["seeds"]))
-            cells.append(f"[bold]{text}[/bold]" if row[key] and row[key][0] == best[key] else text)
-        sent = comparison.sent(row["params_up_per_round"][0])
-        table.add_row(row["method"], row["judged by"], *cells, sent, f"{row['seconds'][0]:.1f}")
-    console.print(table)
-
-
 # protofed list
 
 

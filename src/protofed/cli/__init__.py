@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from protofed.cli import bench, compare, look, run
+from protofed.cli import bench, compare, look, report, reproduce, run, sweep, table, watch
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
@@ -43,6 +43,11 @@ def options(
 
 app.command()(run.run)
 app.command()(compare.compare)
+app.command()(report.report)
+app.command()(watch.watch)
+app.command()(sweep.sweep)
+app.command()(table.table)
+app.command()(reproduce.reproduce)
 app.command()(look.partition)
 app.command()(look.explain)
 app.command()(bench.bench)

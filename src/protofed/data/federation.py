@@ -57,6 +57,7 @@ class Federation:
         self._black: list[Tensor] = []
         self._train_rows: list[Tensor] = [torch.empty(0)] * len(split.train)
         self._test_rows: list[Tensor] = [torch.empty(0)] * len(split.test)
+        self._validation_rows: list[Tensor] = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(split.test)
         self._official: list[int] = []  # test samples of each domain that are in its test part
         for number, domain in enumerate(domains):
             scale = _scaler(domain, normalize)
@@ -64,11 +65,14 @@ class Federation:
             used = np.unique(np.concatenate([split.train[i] for i in members] or [np.empty(0, np.int64)]))
             official = len(domain.y_test)  # a test row beyond them is a training sample held back
             tests = np.concatenate([split.test[i] for i in members] or [np.empty(0, np.int64)])
-            held = np.unique(tests[tests >= official]) - official
+            back = [split.validation[i] for i in members] if split.validation else []
+            held = np.unique(np.concatenate([tests[tests >= official] - official, *back]))
             for i in members:  # only the samples that somebody holds are kept
                 self._train_rows[i] = self._rows(np.searchsorted(used, split.train[i]))
                 moved = official + np.searchsorted(held, split.test[i] - official)
                 self._test_rows[i] = self._rows(np.where(split.test[i] < official, split.test[i], moved))
+                if split.validation:
+                    self._validation_rows[i] = self._rows(official + np.searchsorted(held, split.validation[i]))
             self._train.append(self._samples(scale(domain.x_train[used]), domain.y_train[used]))
             x_test = torch.cat([scale(domain.x_test), scale(domain.x_train[held])])
             self._test.append(self._samples(x_test, np.concatenate([domain.y_test, domain.y_train[held]])))
@@ -77,6 +81,7 @@ class Federation:
             self._black.append(
                 scale(black)[0, ..., :1, :1].to(self.device) if len(domain.shape) == 3 else torch.zeros(())
             )
+        self._used_by = [self._used(len(rows)) for rows in self._train_rows]
 
     def _rows(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.device)
@@ -99,18 +104,18 @@ class Federation:
         rows, samples = self._train_rows[client], self._train[self.domain(client)]
         return Samples(samples.x[rows], samples.y[rows])
 
-    def test(self, client: int) -> Samples:
-        """A client's own test samples."""
-        rows, samples = self._test_rows[client], self._test[self.domain(client)]
+    def test(self, client: int, on: str = "own") -> Samples:
+        """A client's own test samples, or its validation samples."""
+        rows, samples = self.test_rows(client, on), self._test[self.domain(client)]
         return Samples(samples.x[rows], samples.y[rows])
 
     def train_rows(self, client: int) -> Tensor:
         """Which samples of `train_part` a client trains on."""
         return self._train_rows[client]
 
-    def test_rows(self, client: int) -> Tensor:
-        """Which samples of `test_part` a client is tested on."""
-        return self._test_rows[client]
+    def test_rows(self, client: int, on: str = "own") -> Tensor:
+        """Which samples of `test_part` a client is tested on, or are its "validation" samples."""
+        return (self._validation_rows if on == "validation" else self._test_rows)[client]
 
     def train_part(self, domain: int) -> Samples:
         """All training samples of a domain that somebody holds."""
@@ -126,7 +131,7 @@ class Federation:
 
     def used(self, client: int) -> int:
         """How many of a client's samples an epoch uses."""
-        return self._used(len(self._train_rows[client]))
+        return self._used_by[client]
 
     def global_test(self, domain: int) -> Samples:
         """The test part of a domain."""
@@ -149,7 +154,7 @@ class Federation:
         return whole if self.drop_last and whole else samples
 
     def smallest_batch(self, client: int) -> int:
-        used = self._used(len(self._train_rows[client]))
+        used = self._used_by[client]
         return used % self.batch_size or min(used, self.batch_size)
 
     def epoch(self, client: int, round: int, epoch: int) -> Iterator[Batch]:

@@ -2,15 +2,19 @@
 
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from protofed.atomic import write_atomically
 from protofed.data.domain import Domain
 from protofed.errors import UserError
+from protofed.ops import random
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
@@ -46,6 +50,20 @@ def _cut(flat: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.split(flat, offsets[1:-1]))
 
 
+def _drawn(rows: np.ndarray, y: np.ndarray, share: float, key: Tensor) -> np.ndarray:
+    """So many of the rows at random that no class loses its last one."""
+    different = np.unique(rows)
+    wanted = max(1, int(share * len(different) + 0.5))
+    order = different[random.permutation(key, len(different)).numpy()]
+    kept = Counter(y[different].tolist())
+    taken: list[int] = []
+    for row in order.tolist():
+        if len(taken) < wanted and kept[int(y[row])] > 1:
+            kept[int(y[row])] -= 1
+            taken.append(row)
+    return np.sort(np.array(taken, dtype=np.int64))
+
+
 # No __eq__: comparing tuples of arrays raises; two splits are the same when their hashes are.
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -63,14 +81,17 @@ class Split:
     """Warnings worth showing to the user."""
     fingerprint: str = ""
     """Of the data the split was made for; empty: not known, and then not checked."""
+    validation: tuple[np.ndarray, ...] = ()
+    """One int64 array of rows of the domain's train part per client, held back to choose a round by; or nothing."""
 
     def __post_init__(self) -> None:
-        if not len(self.domain) == len(self.train) == len(self.test):
+        if not len(self.domain) == len(self.train) == len(self.test) or len(self.validation) not in (0, self.clients):
             raise ValueError("a split has one domain, one train part and one test part per client")
         # Frozen, so past __setattr__: whatever integers came in, int64 is kept.
         object.__setattr__(self, "domain", np.asarray(self.domain, dtype=np.int64))
         object.__setattr__(self, "train", tuple(np.asarray(rows, dtype=np.int64) for rows in self.train))
         object.__setattr__(self, "test", tuple(np.asarray(rows, dtype=np.int64) for rows in self.test))
+        object.__setattr__(self, "validation", tuple(np.asarray(rows, dtype=np.int64) for rows in self.validation))
 
     @property
     def clients(self) -> int:
@@ -79,7 +100,7 @@ class Split:
     @property
     def hash(self) -> str:
         """The sha256 of who has what; the notes and the fingerprint do not count."""
-        return digest((self.domain, *self.train, *self.test))
+        return digest((self.domain, *self.train, *self.test, *self.validation))
 
     def counts(self, domains: Sequence[Domain]) -> np.ndarray:
         """Train samples (clients, classes)."""
@@ -89,6 +110,21 @@ class Split:
             for d, part in zip(self.domain, self.train, strict=True)
         ]
         return np.stack(rows).astype(np.int64)
+
+    def hold_back(self, share: float, domains: Sequence[Domain], seed: int) -> "Split":
+        """A share of every client's training samples becomes its validation part, at least one where it has two of a
+        class; every class keeps one. What was held back before is in the draw again; a share of 0 undoes it."""
+        trains = self.train
+        if self.validation:
+            trains = tuple(np.concatenate(parts) for parts in zip(self.train, self.validation, strict=True))
+        if not share:
+            return replace(self, train=trains, validation=())
+        held = [
+            _drawn(rows, domains[d].y_train, share, random.key(seed, "validation", client))
+            for client, (d, rows) in enumerate(zip(self.domain, trains, strict=True))
+        ]
+        left = tuple(rows[~np.isin(rows, some)] for rows, some in zip(trains, held, strict=True))
+        return replace(self, train=left, validation=tuple(held))
 
     def arrays(self, domains: Sequence[Domain], client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """One client's x_train, y_train, x_test, y_test (copies), held-back test samples included."""
@@ -102,9 +138,12 @@ class Split:
         )
 
     def save(self, path: str | Path, domains: Sequence[Domain] | None = None) -> None:
-        """One .npz without pickles, whole or not at all, with the fingerprint of `domains` where they are given."""
+        """One .npz without pickles, whole or not at all; with `domains` also their fingerprint and the counts."""
         train, train_offsets = _flat(self.train)
         test, test_offsets = _flat(self.test)
+        held, held_offsets = _flat(self.validation)
+        validation: dict[str, Any] = {"validation": held, "validation_offsets": held_offsets} if self.validation else {}
+        known: dict[str, Any] = {} if domains is None else {"counts": self.counts(domains)}
         content = io.BytesIO()
         np.savez_compressed(
             content,
@@ -113,9 +152,11 @@ class Split:
             train_offsets=train_offsets,
             test=test,
             test_offsets=test_offsets,
+            **validation,
             notes=np.array(self.notes, dtype=np.str_),
             fingerprint=np.array(fingerprint(domains) if domains is not None else self.fingerprint),
             hash=np.array(self.hash),
+            **known,
         )
         write_atomically(Path(path), content.getvalue())
 
@@ -132,6 +173,9 @@ class Split:
                     test=_cut(stored["test"], stored["test_offsets"]),
                     notes=tuple(str(note) for note in stored["notes"]),
                     fingerprint=str(stored["fingerprint"]),
+                    validation=_cut(stored["validation"], stored["validation_offsets"])
+                    if "validation" in stored
+                    else (),
                 )
                 expected = str(stored["hash"])
         except Exception as error:  # zip, zlib and numpy each raise their own on a damaged file; the remedy is one
@@ -169,6 +213,7 @@ class Split:
             for part, rows, size in (
                 ("train", self.train[client], train),
                 ("test", self.test[client], test + train),
+                ("validation", self.validation[client] if self.validation else np.zeros(0, np.int64), train),
             ):
                 if len(rows) and not 0 <= rows.min() <= rows.max() < size:
                     raise UserError(

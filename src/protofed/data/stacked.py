@@ -72,9 +72,9 @@ class StackedData:
             self._rows[name] = _pad(rows, self.federation.device)
         return self._rows[name]
 
-    def test_rows(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Own test rows (M, T), padded, and how many are real (M,)."""
-        rows = [self.federation.test_rows(i) + self._test_start[self.federation.domain(i)] for i in numbers]
+    def test_rows(self, numbers: Sequence[int], on: str = "own") -> tuple[Tensor, Tensor]:
+        """Own test rows (M, T), or those of validation samples, padded, and how many are real (M,)."""
+        rows = [self.federation.test_rows(i, on) + self._test_start[self.federation.domain(i)] for i in numbers]
         return _pad(rows, self.federation.device)
 
     def global_rows(self, client: int) -> Tensor:
@@ -91,8 +91,8 @@ class StackedData:
 
     def keys(self, what: str, round: int, numbers: Sequence[int]) -> Tensor:
         """Keys (M, 2) of these clients."""
-        made = [random.key(self.federation.seed, what, round, i) for i in numbers]
-        return torch.stack(made).to(self.federation.device)
+        words = [random.words(self.federation.seed, what, round, i) for i in numbers]
+        return torch.tensor(words).to(self.federation.device)
 
     def epoch(self, numbers: Sequence[int], keys: Tensor, epoch: int) -> Plan:
         """What `Federation.epoch` gives, for all at once; keys are those of the order."""

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from protofed.engines.clock import Clock
 from protofed.engines.wire import Size
 from protofed.method import Client, Mean, Method, Spec, Tree
 from protofed.metrics import Tally
@@ -16,7 +17,7 @@ class Trained(NamedTuple):
 
     up: Tree  # all uploads, merged; None if nobody had any data
     clients: dict[int, Client]
-    losses: list[Mean]  # one per client of the cohort
+    loss: Mean  # (K,) sums over each client's samples
     finite: Tensor  # (K,) whether all of a client's loss, parameters and upload are numbers
     sent: Size  # over the cohort
     received: Size
@@ -24,7 +25,8 @@ class Trained(NamedTuple):
 
 def nobody(cohort: Sequence[int]) -> Trained:
     """A round in which nobody has any data: nothing is trained, nothing is sent."""
-    return Trained(None, {}, [], torch.ones(len(cohort), dtype=torch.bool), Size(0, 0), Size(0, 0))
+    none = torch.zeros(len(cohort))
+    return Trained(None, {}, Mean(none, none), none == 0, Size(0, 0), Size(0, 0))
 
 
 class Engine(Protocol):
@@ -36,6 +38,8 @@ class Engine(Protocol):
     """Which model each client has."""
     notes: list[str]
     """What the user should be told, once."""
+    clock: Clock
+    """Seconds of training and of uploading; whoever runs the rounds adds the other parts, and takes them."""
 
     def specs(self) -> list[Spec]:
         """One for each architecture, the server's first."""
@@ -49,8 +53,20 @@ class Engine(Protocol):
     def counts(self, cohort: Sequence[int]) -> Tensor:
         """Training samples per class (K, C)."""
 
-    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
-        """Counts on each client's "own" or "global" test set, of its "personal" model or of the "global" one."""
+    def evaluate(
+        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+    ) -> list[Tally]:
+        """Counts on each client's "own" or "global" test set or its "validation" samples, of its "personal" model or
+        of the "global" one.
 
-    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+        `confusion` names the count that also tells which class was said.
+        """
+
+    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         """The global model on all test samples that fit it."""
+
+    def labels(self, number: int, part: str) -> Tensor:
+        """The classes (N,) of a client's own "train" or "test" samples."""
+
+    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
+        """Embeddings (M, D) by a client's own model of some of its own "train" or "test" samples."""

@@ -13,6 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from protofed import local
 from protofed.data.federation import Federation, Samples
 from protofed.engines import Trained, memory, nobody
+from protofed.engines.clock import Clock
+from protofed.engines.stacks import stack
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
 from protofed.method import Client, Method, Params, Spec, Tree
@@ -23,6 +25,7 @@ from protofed.ops import random
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import all_finite, alone, deal, merge
 
+NEAR = 2**23  # bytes of states that a CPU holds at once in a group: more would leave its cache between two uses
 MOST = {"cpu": 1024, "cuda": 16384}  # samples in one pass outside of training: what a CPU's cache has room for, or much
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
@@ -45,6 +48,7 @@ class ReferenceEngine:
         self.seed, self.local_epochs, self.init = seed, local_epochs, init
         self.clients: MutableMapping[int, Client] = {}
         self.notes: list[str] = []
+        self.clock = Clock(federation.device)
         self._builders = builders
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}
@@ -152,8 +156,9 @@ class ReferenceEngine:
 
     def states_that_fit(self, number: int) -> int:
         """How many clients' states of this network can be held at once, beside all else."""
-        each = 4 * memory.size(self._common[self.architectures[number]].params)
-        return max(1, int(memory.whole(self.federation.device) * memory.SHARE) // each)
+        each, device = memory.size(self._common[self.architectures[number]].params), self.federation.device
+        room = int(memory.whole(device) * memory.SHARE) // 4
+        return max(1, (min(room, NEAR) if device.type == "cpu" else room) // each)
 
     def flops(self, number: int) -> float:
         """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""
@@ -213,6 +218,7 @@ class ReferenceEngine:
                 lr,
                 self.local_epochs,
                 self.rounding,
+                self.clock.part,
             )
             updates.append(update)
             sent = sent + measure(update.up)
@@ -220,7 +226,7 @@ class ReferenceEngine:
         return Trained(
             up=reduce(merge, (alone(update.up) for update in updates)),
             clients={number: update.client for number, update in zip(cohort, updates, strict=True)},
-            losses=[update.loss for update in updates],
+            loss=stack([update.loss for update in updates]),
             finite=torch.stack([all_finite((update.loss, update.client.params, update.up)) for update in updates]),
             sent=sent,
             received=received,
@@ -250,23 +256,43 @@ class ReferenceEngine:
             )
             losses.append(loss)
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
-        return Trained({}, finished, losses, finite, Size(0, 0), received)
+        return Trained({}, finished, stack(losses), finite, Size(0, 0), received)
 
-    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
+    def labels(self, number: int, part: str) -> Tensor:
+        samples, rows = self._part(number, part)
+        return samples.y[rows]
+
+    @torch.no_grad()
+    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
+        model, client = self.model(number), self.client(method, number)
+        samples, mine = self._part(number, part)
+        chunks = mine[rows.to(mine.device)].split(self.together(number))
+        return torch.cat([method.embed(model, client, samples.x[some]) for some in chunks])
+
+    def _part(self, number: int, part: str) -> tuple[Samples, Tensor]:
+        """All "train" or "test" samples of a client's domain, and which of them are its own."""
+        data, domain = self.federation, self.federation.domain(number)
+        if part == "train":
+            return data.train_part(domain), data.train_rows(number)
+        return data.test_part(domain), data.test_rows(number)
+
+    def evaluate(
+        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+    ) -> list[Tally]:
         down = method.broadcast(server, self._ids(cohort))
         tallies = []
         for row, number in enumerate(cohort):
             client = method.global_client(server) if who == "global" else self.client(method, number)
             if client is None:
                 raise ValueError(f"{type(method).__name__} has no global model")
-            samples = self.federation.test(number)
+            samples = self.federation.test(number, on)
             if on == "global":
                 samples = self.federation.global_test(self.federation.domain(number))
             own = self.federation.counts[number] > 0
-            tallies.append(self._count(method, number, client, samples, deal(down, row), own))
+            tallies.append(self._count(method, number, client, samples, deal(down, row), own, confusion))
         return tallies
 
-    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)
         if client is None:
             return None
@@ -274,17 +300,19 @@ class ReferenceEngine:
         down = deal(method.broadcast(server, self._ids([number])), 0)
         own = torch.ones(self.federation.classes, dtype=torch.bool, device=self.federation.device)
         parts = [
-            self._count(method, number, client, self.federation.global_test(domain), down, own)
+            self._count(method, number, client, self.federation.global_test(domain), down, own, confusion)
             for domain, shape in enumerate(self.federation.shapes)
             if shape == self.federation.shape(number)
         ]
         return reduce(add, parts)
 
     @torch.no_grad()
-    def _count(self, method: Method, number: int, client: Client, samples: Samples, down: Tree, own: Tensor) -> Tally:
+    def _count(
+        self, method: Method, number: int, client: Client, samples: Samples, down: Tree, own: Tensor, confusion: str
+    ) -> Tally:
         model, together = self.model(number), self.together(number)
         parts = [
-            tally(method.predict(model, client, x, down), y, own)
+            tally(method.predict(model, client, x, down), y, own, confusion=confusion)
             for x, y in zip(samples.x.split(together), samples.y.split(together), strict=True)
         ]
         return reduce(add, parts)

@@ -1,10 +1,9 @@
 """The stacked engine: clients of one architecture trained at once, by the same functions as one after another."""
 
-import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -95,7 +94,8 @@ class StackedEngine:
         self._looks: dict[Method, bool] = {}  # whether a method's upload looks at the samples
         self._together: dict[tuple[int, ...], tuple[list[Client], Client]] = {}
         self._draws: dict[str, dict[str, torch.Size]] = {}
-        self.clock: dict[str, float] | None = None  # seconds by part, where somebody wants to know
+        self.clock = reference.clock
+        self._busy = 1  # threads that train at once
 
     @property
     def clients(self) -> MutableMapping[int, Client]:
@@ -194,14 +194,13 @@ class StackedEngine:
         groups = self._groups(cohort)
         order = self._ids([i for group in groups for i in group.places]).argsort()
         states = {number: self.reference.client(method, number) for number in cohort}  # new ones draw, one by one
+        self._busy = min(self.workers, len(groups))
         parts = self._each(lambda group: self._train_group(method, group, states, down, round, last), groups)
         up = self._merged([part.up for part in parts], order)
-        merged = [number for group in groups for number in group.numbers]
-        losses = dict(zip(merged, (loss for part in parts for loss in part.losses), strict=True))
         return Trained(
             up=up,
             clients={number: client for part in parts for number, client in part.clients.items()},
-            losses=[losses[number] for number in cohort],
+            loss=along(order, join([part.loss for part in parts])),
             finite=torch.cat([part.finite for part in parts])[order],
             sent=reduce(Size.__add__, [part.sent for part in parts]),
             received=reduce(Size.__add__, [part.received for part in parts]),
@@ -242,7 +241,7 @@ class StackedEngine:
         if self.workers == 1 or len(groups) == 1:
             return [work(group) for group in groups]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ThreadPoolExecutor(self.workers, initializer=_alone_on_its_core)
         return list(self._pool.map(work, groups))
 
     def _model(self, group: Group) -> FunctionalModel:
@@ -282,28 +281,30 @@ class StackedEngine:
     def _train_group(
         self, method: Method, group: Group, states: Mapping[int, Client], down: Tree, round: int, last: bool
     ) -> Trained:
-        model, samples = self._model(group), self._samples(group.architecture)
+        samples = self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
         client = self._stack(group, states)
         key = samples.keys("train", round, group.numbers)
         receive = method.last_receive if last else method.receive
-        client = self._apply(receive, model, group, client, key, (), mine, dims)
+        client = self._apply(receive, group, client, key, (), mine, dims)
         phases = method.last_phases() if last else method.phases()
-        with self._timed("train"):
+        with self.clock.part("train", self._busy):
             client, loss, seen = self._train(method, group, phases, client, mine, dims, key, round)
         up: Tree = {}
         if not last:
-            with self._timed("upload"):
-                up, client = self._upload(method, model, group, client, key, seen, mine, dims)
+            with self.clock.part("upload", self._busy):
+                up, client = self._upload(method, group, client, key, seen, mine, dims)
         summed = up
         if not self.ordered:
-            summed = map_nodes(lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0), n), up)
+            summed = map_nodes(
+                lambda n: n if isinstance(n, Each) else tree_map(lambda t: t.sum(0) if len(t) > 1 else t[0], n), up
+            )
         many = len(group.numbers)
-        copy = many < len(self.architectures)  # a view would keep the others of its round alive
+        copy = 1 < many < len(self.architectures)  # a view would keep the others of its round alive
         return Trained(
             up=summed,
             clients=dict(zip(group.numbers, self._unstack(group, client, copy), strict=True)),
-            losses=[Mean(*both) for both in zip(loss.total.unbind(0), loss.weight.unbind(0), strict=True)],
+            loss=loss,
             finite=finite_rows((loss.total, client.params, up), many),
             sent=measure_up(up, many),
             received=measure_down(pick(down, group.places), many),
@@ -326,17 +327,6 @@ class StackedEngine:
         stacked: Client = stack([states[number] for number in group.numbers])
         return stacked
 
-    @contextlib.contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of a part to the clock, if there is one; workers are taken to be equally busy."""
-        if self.clock is None:
-            yield
-            return
-        started = self._time()
-        yield
-        with self._lock:
-            self.clock[part] = self.clock.get(part, 0.0) + (self._time() - started) / self.workers
-
     def _time(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -345,7 +335,6 @@ class StackedEngine:
     def _apply(
         self,
         function: Callable[..., Any],
-        model: FunctionalModel,
         group: Group,
         client: Client,
         key: Tensor,
@@ -356,6 +345,7 @@ class StackedEngine:
         """function(model, client, data, down) for all clients at once."""
         samples = self._samples(group.architecture)
         parts = samples.parts(group.numbers, self._at_once(group))
+        model = self._model(group)
 
         def one(client: Client, parts: Any, counts: Tensor, key: Tensor, seen: Tree, down: Tree) -> Any:
             batches = LazyBatches(samples.train, parts)
@@ -382,7 +372,6 @@ class StackedEngine:
     def _upload(
         self,
         method: Method,
-        model: FunctionalModel,
         group: Group,
         client: Client,
         key: Tensor,
@@ -394,14 +383,14 @@ class StackedEngine:
         looks = self._looks.get(method, True)
         pieces = self._pieces(group, [len(self.federation.train_rows(i)) for i in group.numbers])
         if not looks or len(pieces) == 1:
-            made: tuple[Tree, Client] = self._apply(method.upload, model, group, client, key, seen, down, dims)
+            made: tuple[Tree, Client] = self._apply(method.upload, group, client, key, seen, down, dims)
             return made
         found = []
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
             index = self._ids(piece)
             at, mine = along(index, (client, key, seen)), along(index, down, dims)
-            found.append(self._apply(method.upload, model, some, at[0], at[1], at[2], mine, dims))
+            found.append(self._apply(method.upload, some, at[0], at[1], at[2], mine, dims))
         order = self._ids([i for piece in pieces for i in piece]).argsort()
         made = along(order, join(found))
         return made  # noqa: RET504
@@ -412,7 +401,7 @@ class StackedEngine:
 
     def _mapped(self, group: Group, sizes: Sequence[int]) -> Callable[..., Any]:
         """How a function of one client becomes one of many."""
-        return one_by_one if self.device.type == "cuda" and self._alone(group, sizes) else vmap
+        return one_by_one if self._alone(group, sizes) else vmap
 
     def _pieces(self, group: Group, sizes: Sequence[int]) -> list[list[int]]:
         """Clients that are passed together outside of training: on a CPU those of like size, for less padding, unless
@@ -430,7 +419,7 @@ class StackedEngine:
                 largest, real = sizes[place], 0
             pieces[-1].append(place)
             real += sizes[place]
-        return pieces
+        return [sorted(piece) for piece in pieces]
 
     def _at_once(self, group: Group) -> int:
         """Samples of all clients in one pass outside of training."""
@@ -637,15 +626,25 @@ class StackedEngine:
 
     # evaluation
 
-    def evaluate(self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str) -> list[Tally]:
+    def labels(self, number: int, part: str) -> Tensor:
+        return self.reference.labels(number, part)
+
+    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
+        return self.reference.embed(method, number, part, rows)
+
+    def evaluate(
+        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+    ) -> list[Tally]:
         if self.why_not(method):
-            return self.reference.evaluate(method, server, cohort, on, who)
+            return self.reference.evaluate(method, server, cohort, on, who, confusion)
         down = method.broadcast(server, self._ids(cohort))
         groups, whole = self._groups(cohort), method.global_client(server) if who == "global" else None
         if who == "global" and whole is None:
             raise ValueError(f"{type(method).__name__} has no global model")
         states = {number: whole or self.reference.client(method, number) for number in cohort}
-        counted = self._each(lambda group: self._evaluate_group(method, group, states, whole, down, on), groups)
+        counted = self._each(
+            lambda group: self._evaluate_group(method, group, states, whole, down, on, confusion), groups
+        )
         found: dict[int, Tally] = {}
         for group, tallies in zip(groups, counted, strict=True):
             found |= dict(zip(group.places, tallies, strict=True))
@@ -659,6 +658,7 @@ class StackedEngine:
         whole: Client | None,
         down: Tree,
         on: str,
+        confusion: str,
     ) -> list[Tally]:
         """Clients of like size at a time, or, on the global test set, those of one domain."""
         tallies: dict[int, Tally] = {}
@@ -666,48 +666,50 @@ class StackedEngine:
             domains = [self.federation.domain(i) for i in group.numbers]
             pieces = [[i for i, d in enumerate(domains) if d == domain] for domain in sorted(set(domains))]
         else:
-            pieces = self._pieces(group, [len(self.federation.test_rows(i)) for i in group.numbers])
+            pieces = self._pieces(group, [len(self.federation.test_rows(i, on)) for i in group.numbers])
+        together = whole or self._stack(group, states)
         for piece in pieces:
             some = Group(group.architecture, [group.places[i] for i in piece], [group.numbers[i] for i in piece])
-            tallies |= dict(zip(piece, self._evaluate_piece(method, some, states, whole, down, on), strict=True))
+            clients = together if whole or len(pieces) == 1 else along(self._ids(piece), together)
+            counted = self._evaluate_piece(method, some, clients, whole is not None, down, on, confusion)
+            tallies |= dict(zip(piece, counted, strict=True))
         return [tallies[i] for i in range(len(group.numbers))]
 
     @torch.no_grad()
     def _evaluate_piece(
-        self, method: Method, group: Group, states: Mapping[int, Client], whole: Client | None, down: Tree, on: str
+        self, method: Method, group: Group, clients: Client, whole: bool, down: Tree, on: str, confusion: str
     ) -> list[Tally]:
-        model, samples = self._model(group), self._samples(group.architecture)
+        samples = self._samples(group.architecture)
         mine, dims = deal_to(down, group.places)
-        client = whole or self._stack(group, states)
         own = self.federation.counts[group.numbers] > 0
-        shared = 0 if on == "own" else None  # the global test set is the same for all of them
-        if on == "own":
-            rows, sizes = samples.test_rows(group.numbers)
+        shared = None if on == "global" else 0  # the global test set is the same for all of them
+        if on != "global":
+            rows, sizes = samples.test_rows(group.numbers, on)
             mask = torch.arange(rows.shape[1], device=rows.device) < sizes[:, None]
         else:
             rows = samples.global_rows(group.numbers[0])
             mask = torch.ones_like(rows, dtype=torch.bool)
 
         wide = max(1, self._at_once(group) // len(group.numbers))
-        mapped = self._mapped(group, [rows.shape[-1]])
+        mapped, model = self._mapped(group, [rows.shape[-1]]), self._model(group)
 
         def count(client: Client, x: Tensor, y: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
-            return tally(method.predict(model, client, x, down), y, own, mask)
+            return tally(method.predict(model, client, x, down), y, own, mask, confusion)
 
         def work(client: Client, rows: Tensor, mask: Tensor, own: Tensor, down: Tree) -> Tally:
             counted = mapped(count, in_dims=(None if whole else 0, shared, shared, shared, 0, dims))
             parts = zip(rows.split(wide, -1), mask.split(wide, -1), strict=True)
             return reduce(add, [counted(client, samples.test.x[r], samples.test.y[r], m, own, down) for r, m in parts])
 
-        name = ("evaluate", group.architecture, method, on, whole is None, str(dims))
-        counted = self._pass(name, work, client, rows, mask, own, mine)
+        name = ("evaluate", group.architecture, method, on, whole, str(dims), confusion)
+        counted = self._pass(name, work, clients, rows, mask, own, mine)
         total = {kind: Correct(*(t.cpu() for t in c)) for kind, c in counted.items()}
         return rows_of(total, copy=False)
 
-    def global_tally(self, method: Method, server: Tree) -> Tally | None:
+    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)
         if client is None or self.workers == 1 or self.why_not(method):
-            return self.reference.global_tally(method, server)
+            return self.reference.global_tally(method, server, confusion)
         down = deal(method.broadcast(server, self._ids([0])), 0)
         group, own = Group(self.architectures[0], [0], [0]), torch.ones(self.federation.classes, dtype=torch.bool)
         shape, wide = self.federation.shape(0), self._at_once(group)
@@ -716,9 +718,15 @@ class StackedEngine:
 
         @torch.no_grad()
         def count(part: tuple[Tensor, Tensor]) -> Tally:
-            return tally(method.predict(self._model(group), client, part[0], down), part[1], own)
+            return tally(method.predict(self._model(group), client, part[0], down), part[1], own, confusion=confusion)
 
         return reduce(add, self._each(count, parts))
+
+
+def _alone_on_its_core() -> None:
+    """A thread computes by itself, and takes numbers too small to matter for zero: they are ten times slower."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
 
 
 def _first_line(error: Exception) -> str:

@@ -70,25 +70,31 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def rows_of(tree: Tree, copy: bool) -> list[Tree]:
     """Every client's tree, as a view or with memory of its own."""
-    leaves, form = tree_flatten(tree)
-    many = len(leaves[0])
-    found: list[list[Any]] = [[None] * len(leaves) for _ in range(many)]
-    for dtype in {leaf.dtype for leaf in leaves}:
-        places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        shapes = [leaves[i].shape[1:] for i in places]
-        if copy and leaves[0].is_cuda:  # all of a client in one piece of memory, for one copy instead of many
-            flat = torch.cat([leaves[i].reshape(many, -1) for i in places], 1)
-            rows = [row.clone().split([shape.numel() for shape in shapes]) for row in flat.unbind(0)]
-            rows = [[part.view(shape) for part, shape in zip(row, shapes, strict=True)] for row in rows]
-        else:
-            rows = [
-                [part.clone() for part in row] if copy else row
-                for row in zip(*(leaves[i].unbind(0) for i in places), strict=True)
-            ]
-        for mine, row in zip(found, rows, strict=True):
-            for place, part in zip(places, row, strict=True):
-                mine[place] = part
-    return [tree_unflatten(mine, form) for mine in found]
+    leaves = tree_leaves(tree)
+    columns: dict[int, Sequence[Tensor]] = {}
+    if not copy:
+        columns = {id(leaf): leaf.unbind(0) for leaf in leaves}
+    elif not leaves[0].is_cuda:
+        columns = {id(leaf): [row.clone() for row in leaf.unbind(0)] for leaf in leaves}
+    else:  # all of a client in one piece of memory, for one copy instead of many
+        for dtype in {leaf.dtype for leaf in leaves}:
+            alike = [leaf for leaf in leaves if leaf.dtype == dtype]
+            flat = torch.cat([leaf.reshape(len(leaf), -1) for leaf in alike], 1)
+            rows = [row.clone().split([leaf[0].numel() for leaf in alike]) for row in flat.unbind(0)]
+            for leaf, parts in zip(alike, zip(*rows, strict=True), strict=True):
+                columns[id(leaf)] = [part.view(leaf.shape[1:]) for part in parts]
+    return _dealt(tree, columns, len(leaves[0]))
+
+
+def _dealt(tree: Tree, columns: dict[int, Sequence[Tensor]], many: int) -> list[Tree]:
+    """A tree of columns as many trees."""
+    if isinstance(tree, Tensor):
+        return list(columns[id(tree)])
+    parts = [_dealt(part, columns, many) for part in (tree.values() if isinstance(tree, dict) else tree)]
+    rows = zip(*parts, strict=True) if parts else [()] * many
+    if isinstance(tree, dict):
+        return [dict(zip(tree, row, strict=True)) for row in rows]
+    return [type(tree)(*row) if hasattr(tree, "_fields") else type(tree)(row) for row in rows]
 
 
 def one_by_one(function: Callable[..., Tree], in_dims: Sequence[Tree]) -> Callable[..., Tree]:
@@ -113,5 +119,7 @@ def one_by_one(function: Callable[..., Tree], in_dims: Sequence[Tree]) -> Callab
 
 def finite_rows(tree: Tree, many: int) -> Tensor:
     """Which of M clients have neither NaN nor infinity anywhere (M,): their sums would not be numbers either."""
-    leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
-    return torch.stack([torch.isfinite(leaf.reshape(many, -1).sum(1, dtype=torch.float64)) for leaf in leaves]).all(0)
+    leaves = [leaf.reshape(many, -1) for leaf in tree_leaves(tree) if leaf.is_floating_point()]
+    if not leaves[0].is_cuda and torch.isfinite(sum(leaf.sum() for leaf in leaves)):  # a quick look finds nothing
+        return torch.ones(many, dtype=torch.bool)
+    return torch.stack([torch.isfinite(leaf.sum(1, dtype=torch.float64)) for leaf in leaves]).all(0)

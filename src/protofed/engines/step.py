@@ -86,14 +86,7 @@ class Traced:
             step(*tree_unflatten(list(leaves), form))
             return []
 
-        traced = make_fx(flat)(*[t.clone() for t in leaves])
-        traced.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
-        traced.recompile()
-        self.run = traced
-        if compiled:
-            for node in traced.graph.nodes:
-                node.meta.clear()  # what tracing noted there is in the compiler's way
-            self.run = torch._inductor.compile(traced, leaves)
+        self.run = compile_flat(flat, leaves) if compiled else trace_flat(flat, leaves)
 
     @torch.no_grad()
     def __call__(self, *inputs: Tree) -> None:
@@ -108,6 +101,22 @@ class Traced:
             self.run(*before, *tree_leaves(now), *after)
 
         return step
+
+
+def trace_flat(work: Callable[..., list[Tensor]], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """The operations of work on tensors of these shapes, without those from which nothing comes."""
+    traced = make_fx(work)(*[t.clone() for t in leaves])
+    traced.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
+    traced.recompile()
+    return traced
+
+
+def compile_flat(work: Callable[..., list[Tensor]], leaves: Sequence[Tensor]) -> Callable[..., Any]:
+    """The same compiled; on a CPU called from C++, which lets go of Python's lock for the whole of it."""
+    traced = trace_flat(work, leaves)
+    for node in traced.graph.nodes:
+        node.meta.clear()  # what tracing noted there is in the compiler's way
+    return torch._inductor.compile(traced, list(leaves), options={"cpp_wrapper": not leaves[0].is_cuda})
 
 
 def _writes(node: torch.fx.Node) -> bool:

@@ -6,7 +6,7 @@ not sent; a checkpoint keeps them, so that it gives back the same bits.
 
 import json
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from protofed.method import Client, Each, Mean, Tree
 from protofed.ops.trees import map_nodes
 
 KEPT = 4096  # forms of messages whose size is remembered
+KINDS = {"params": "weights", "buffers": "buffers"}  # words in a tensor's path, and what a person calls it
+PROTOTYPES = ("", "prototypes", "pool", "means")  # where methods keep them: first words of a path
+BESIDE = "counts and header"  # weights of Means, row numbers, single numbers, names and shapes
 _costs: dict[Any, "Size"] = {}
 
 
@@ -28,9 +31,14 @@ class Size(NamedTuple):
 
     bytes: int  # as serialised
     params: int  # numbers of models and prototypes, as the papers count: no counts, indices or buffers
+    kinds: dict[str, int] = {}  # the bytes by what they are: prototypes, weights, ... (never mutated)
 
     def __add__(self, other: "Size") -> "Size":  # type: ignore[override]
-        return Size(self.bytes + other.bytes, self.params + other.params)
+        kinds = {kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0) for kind in self.kinds | other.kinds}
+        return Size(self.bytes + other.bytes, self.params + other.params, kinds)
+
+    def times(self, many: int) -> "Size":
+        return Size(self.bytes * many, self.params * many, {kind: n * many for kind, n in self.kinds.items()})
 
 
 def signature(tree: Tree) -> Any:
@@ -91,8 +99,7 @@ def measure_down(down: Tree, many: int) -> Size:
     map_nodes(lambda node: dealt.append(node.rows) if isinstance(node, Each) else None, here)
     if dealt:
         return _sum_rows(mine, _kinds(dealt, many))
-    one = measure(mine(0))
-    return Size(one.bytes * many, one.params * many)
+    return measure(mine(0)).times(many)
 
 
 def _kinds(tree: Tree, many: int) -> dict[bytes, list[int]]:
@@ -119,10 +126,10 @@ def _sum_rows(of: Callable[[int], Tree], kinds: dict[bytes, list[int]]) -> Size:
     for kind, rows in kinds.items():
         if (form, kind) not in _costs:
             _costs[form, kind] = measure(of(rows[0]))
-        each.append((_costs[form, kind], len(rows)))
+        each.append(_costs[form, kind].times(len(rows)))
     while len(_costs) > KEPT:
         del _costs[next(iter(_costs))]
-    return Size(sum(size.bytes * n for size, n in each), sum(size.params * n for size, n in each))
+    return reduce(Size.__add__, each, Size(0, 0))
 
 
 def _weights_here(node: Any) -> Any:
@@ -149,7 +156,23 @@ def _measure(shape: str, form: tuple[tuple[str, tuple[int, ...], torch.dtype], .
         for name, _, dtype in form
         if dtype.is_floating_point and "#" not in name and "buffers" not in name.split("/")
     )
-    return Size(len(save(zeros, metadata={"tree": shape})), sum(counted))
+    size = len(save(zeros, metadata={"tree": shape}))
+    kinds: dict[str, int] = {}
+    for name, tensor in zeros.items():
+        if tensor.numel():
+            kind = _kind(name, tensor)
+            kinds[kind] = kinds.get(kind, 0) + tensor.numel() * tensor.element_size()
+    return Size(size, sum(counted), kinds | {BESIDE: kinds.get(BESIDE, 0) + size - sum(kinds.values())})
+
+
+def _kind(name: str, tensor: Tensor) -> str:
+    """What a person calls a tensor of a message: by its path, the method's own word where there is no better one."""
+    words = name.split("/")
+    found = next((kind for word, kind in KINDS.items() if word in words), None)
+    if "#" in name or (found is None and (tensor.ndim == 0 or not tensor.is_floating_point())):
+        return BESIDE
+    first = words[1] if len(words) > 1 else ""
+    return found or ("prototypes" if first in PROTOTYPES else first)
 
 
 def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor], whole: bool = False) -> Any:

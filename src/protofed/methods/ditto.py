@@ -82,8 +82,15 @@ class Ditto(Method):
         return up.otherwise(server)
 
     def predict(self, model: Model, client: Client, x: Tensor, down: Tree) -> dict[str, Tensor]:
-        at = OWN if any(name.startswith(OWN) for name in client.params) else ""  # the global model has no second one
-        return {"head": model(client, x, at=at)[1]}
+        return {"head": model(client, x, at=_at(client))[1]}
+
+    def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
+        return model.embed(client, x, at=_at(client))
 
     def global_client(self, server: Tree) -> Client:
         return Client(server["params"], server["buffers"])
+
+
+def _at(client: Client) -> str:
+    """Where the network is that a client is judged by: the global model has no second one."""
+    return OWN if any(name.startswith(OWN) for name in client.params) else ""

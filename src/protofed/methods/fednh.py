@@ -16,7 +16,7 @@ from torch import Tensor
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Phase, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
-from protofed.ops.prototypes import class_sums, per_client
+from protofed.ops.prototypes import class_sums, one_each, per_client
 from protofed.ops.sharing import Weighting, send, shared, take, without
 from protofed.ops.sphere import orthogonal, separated
 from protofed.ops.trees import total
@@ -86,8 +86,14 @@ class FedNH(Method):
         return {"body": up["body"].otherwise(server["body"]), "prototypes": kept}
 
     def predict(self, model: Model, client: Client, x: Tensor, down: Tree) -> dict[str, Tensor]:
-        z = F.normalize(model.embed(client, x))
-        return {"head": z @ down["prototypes"].T}  # the scale does not change the order
+        return {"head": self.embed(model, client, x) @ down["prototypes"].T}  # the scale does not change the order
+
+    def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
+        return F.normalize(model.embed(client, x))
+
+    def prototypes(self, server: Tree) -> Mean:
+        rows = server["prototypes"]
+        return one_each(Mean(rows, rows.new_ones(len(rows))))
 
     def global_client(self, server: Tree) -> Client:
         return Client(server["body"]["params"], server["body"]["buffers"])

@@ -15,7 +15,7 @@ from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Spec,
 from protofed.ops.checks import same_shapes
 from protofed.ops.distances import Distance
 from protofed.ops.losses import cross_entropy
-from protofed.ops.prototypes import class_sums, distance_to_own, nearest, no_prototypes, per_client, refresh
+from protofed.ops.prototypes import class_sums, distance_to_own, nearest, no_prototypes, one_each, per_client, refresh
 from protofed.ops.sharing import Weighting, send, shared, take
 from protofed.ops.trees import total
 
@@ -74,6 +74,9 @@ class FedPR(Method):
     def predict(self, model: Model, client: Client, x: Tensor, down: Tree) -> dict[str, Tensor]:
         z, logits = model(client, x)
         return {"head": logits, "proto": nearest(z, down["prototypes"])}
+
+    def prototypes(self, server: Tree) -> Mean:
+        return one_each(server["prototypes"])
 
     def global_client(self, server: Tree) -> Client:
         return Client(server["model"]["params"], server["model"]["buffers"])

@@ -22,6 +22,7 @@ from protofed.ops.prototypes import (
     holders,
     nearest,
     no_prototypes,
+    one_each,
     per_client,
     refresh,
 )
@@ -109,3 +110,6 @@ class FedProto(Method):
     def predict(self, model: Model, client: Client, x: Tensor, down: Mean) -> dict[str, Tensor]:
         z, logits = model(client, x)
         return {"head": logits, "proto": nearest(z, down)}  # Eq. 4
+
+    def prototypes(self, server: Mean) -> Mean:
+        return one_each(server)

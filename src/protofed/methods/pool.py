@@ -17,7 +17,7 @@ from torch import Tensor
 from protofed.method import Batch, Client, Each, LocalData, Mean, Method, Model, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
-from protofed.ops.pool import class_means, contrast, nearest_of_pool, no_pool, pad
+from protofed.ops.pool import by_class, class_means, contrast, nearest_of_pool, no_pool, pad
 from protofed.ops.prototypes import no_prototypes
 from protofed.ops.sharing import Weighting, send, shared, take
 
@@ -91,6 +91,12 @@ class PrototypePool(Method):
     def predict(self, model: Model, client: Client, x: Tensor, down: Tree) -> dict[str, Tensor]:
         z, logits = model(client, x)
         return {"head": logits, "proto": nearest_of_pool(self.represent(z), down["pool"], down["means"])}
+
+    def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
+        return self.represent(model.embed(client, x))
+
+    def prototypes(self, server: Tree) -> Mean:
+        return by_class(server["pool"], server["means"])
 
     def global_client(self, server: Tree) -> Client:
         return Client(server["model"]["params"], server["model"]["buffers"])

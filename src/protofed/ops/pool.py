@@ -48,14 +48,20 @@ def contrast(v: Tensor, y: Tensor, pool: Mean, means: Mean, temperature: float) 
     return (loss * used).sum((1, 2)) / used.sum((1, 2)).clamp(min=1)
 
 
+def by_class(pool: Mean, means: Mean) -> Mean:
+    """All prototypes of each class (C, S * K + 1, D); the last is the mean where the pool has none of a known class."""
+    spare = (means.weight > 0) & (pool.weight.sum((0, 2)) == 0)
+    rows = torch.cat([pool.total.movedim(1, 0).flatten(1, 2), means.value[:, None]], 1)
+    there = torch.cat([pool.weight.movedim(1, 0).flatten(1) > 0, spare[:, None]], 1)
+    return Mean(rows, there.to(rows.dtype))
+
+
 def nearest_of_pool(z: Tensor, pool: Mean, means: Mean) -> Tensor:
     """Eq. 13, scores (B, C): minus the distance to the nearest prototype of each class, -inf where there is none.
 
     A class that is known, but that nobody of the last round had, is represented by its mean.
     """
-    spare = (means.weight > 0) & (pool.weight.sum((0, 2)) == 0)
-    rows = torch.cat([pool.total.movedim(1, 0).flatten(1, 2), means.value[:, None]], 1)  # (C, S * K + 1, D)
-    there = torch.cat([pool.weight.movedim(1, 0).flatten(1) > 0, spare[:, None]], 1)
+    rows, weight = by_class(pool, means)  # (C, S * K + 1, D)
     products = torch.einsum("bd,cnd->bcn", z, rows)
     squared = (z**2).sum(-1)[:, None, None] + (rows**2).sum(-1) - 2 * products
-    return -squared.masked_fill(~there, torch.inf).amin(-1).clamp(min=0).sqrt()
+    return -squared.masked_fill(weight == 0, torch.inf).amin(-1).clamp(min=0).sqrt()

@@ -18,6 +18,11 @@ def class_sums(z: Tensor, batch: Batch, classes: int) -> Mean:
     return Mean(onehot.T @ z, onehot.sum(0))
 
 
+def one_each(prototypes: Mean) -> Mean:
+    """The same (C, 1, D): one prototype of each class, of weight 1 where there is one."""
+    return Mean(prototypes.value[:, None], (prototypes.weight > 0).to(prototypes.weight.dtype)[:, None])
+
+
 def per_client(prototypes: Mean) -> Mean:
     """The same prototypes, each counting once, however many samples it was made of."""
     present = (prototypes.weight > 0).to(prototypes.weight.dtype)

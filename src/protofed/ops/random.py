@@ -13,16 +13,21 @@ from torch import Tensor
 WORD = 0xFFFFFFFF
 
 
-def key(*parts: int | str) -> Tensor:
-    """A key (2,) from what names the occasion, such as (seed, "dropout", round, client)."""
+def words(*parts: int | str) -> tuple[int, int]:
+    """Two words from what names the occasion, such as (seed, "dropout", round, client)."""
     named = tuple(part if isinstance(part, str) else int(part) for part in parts)  # numpy's 3 is 3
     digest = hashlib.blake2b(repr(named).encode(), digest_size=8).digest()
-    return torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")])
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def key(*parts: int | str) -> Tensor:
+    """The same as a key (2,)."""
+    return torch.tensor(words(*parts))
 
 
 def seed(*parts: int | str) -> int:
     """The same as one number, for libraries that want a seed."""
-    low, high = key(*parts).tolist()
+    low, high = words(*parts)
     return (high & 0x7FFFFFFF) << 32 | low
 
 

@@ -213,9 +213,11 @@ def describe(split: Split, domains: Sequence[Domain]) -> dict[str, Any]:
     """The same in numbers, ready for JSON."""
     counts = split.counts(domains)
     classes = next(d for d in domains if d.classes == counts.shape[1]).class_names
+    held = {"validation": _range(np.array([len(rows) for rows in split.validation]))} if split.validation else {}
     return {
         "clients": len(counts),
         "train": _range(counts.sum(1)),
+        **held,
         "test": _range(np.array([len(rows) for rows in split.test])),
         "classes_per_client": _range(np.count_nonzero(counts, axis=1)),
         "per_class": {name: int(total) for name, total in zip(classes, counts.sum(0), strict=True)},

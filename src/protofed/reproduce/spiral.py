@@ -1,32 +1,20 @@
 """FedNH's figure 1: what a free and a uniform head make of six spirals, balanced and imbalanced.
 
-    python benchmarks/spiral.py                                        # the spirals as the paper prints them
-    python benchmarks/spiral.py --arms released --batch-size 5000 --epochs 200 \\
-        --out docs/images/spiral_released.png                          # as the authors' notebook has them
-
 One client has all the data. The free head is FedAvg's, trained with cross-entropy. The uniform head is FedNH's (Eq. 2)
 with the prototypes it starts from: six unit vectors 60 degrees apart, which only the server could turn. Learning rate,
-momentum and decay are the paper's, and momentum starts anew each epoch as in the notebook. Clipping is ours: without it
-this learning rate breaks FedNH's loss on the printed arms. How much the free head suffers depends on how many steps it
-gets: with small batches (64 on the printed arms, 512 on the released ones) its minority classes catch up.
+momentum and decay are the paper's, and momentum starts anew each epoch as in the authors' notebook. Clipping is ours:
+without it this learning rate breaks FedNH's loss on the printed arms. How much the free head suffers depends on how
+many steps it gets: with small batches (64 on the printed arms, 512 on the released ones) its minority classes catch up.
 """
 
-import json
-from collections.abc import Callable
-from enum import StrEnum
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from protofed.atomic import write_atomically
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
 from protofed.data.partition import Iid
@@ -40,7 +28,6 @@ from protofed.models.mlp import MlpSpiral
 from protofed.ops.optim import Optimizer
 from protofed.report.representations import Panel, angles, draw
 
-ROOT = Path(__file__).parent.parent
 COUNTS = {"balanced": [3000] * 6, "imbalanced": [3000, 1500, 750, 375, 187, 93]}  # training samples of each class
 OPTIMIZER = Optimizer(lr=0.1, momentum=0.9, weight_decay=1e-5, lr_decay=0.99, clip=1.0)
 HEADS: dict[str, Method] = {"free head": FedAvg(), "uniform head": FedNH.preset("paper")}
@@ -52,13 +39,6 @@ PANELS = {  # lettered as in the paper
 }
 
 
-class Arms(StrEnum):
-    """Whose spirals: the paper's formula, where outer ends of different classes meet, or its notebook's."""
-
-    printed = "printed"
-    released = "released"
-
-
 class Outcome(NamedTuple):
     """A trained panel and what was measured on the test set."""
 
@@ -68,41 +48,34 @@ class Outcome(NamedTuple):
     numbers: dict[str, Any]
 
 
-def main(
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training data.")] = 400,
-    out: Annotated[Path, typer.Option(help="The picture.")] = ROOT / "docs/images/spiral_figure1.png",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Its numbers; beside it if not given.")] = None,
-    noise: Annotated[float, typer.Option(min=0, help="Printed arms: deviation of the angle, radians.")] = 0.1,
-    arms: Annotated[Arms, typer.Option(help="The paper's formula, or its notebook's.")] = Arms.printed,
-    batch_size: Annotated[int, typer.Option(min=1, help="The notebook has 5000, the paper none.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the samples' order.")] = 0,
-) -> None:
-    """Train the four panels, draw them, and write their numbers."""
+class Setting(NamedTuple):
+    """Whose spirals, and how long they are trained on."""
+
+    domain: Callable[[list[int]], Domain]
+    epochs: int
+    batch_size: int
+
+
+def panels(setting: Setting, seed: int) -> dict[str, Outcome]:
+    """The four trained panels, by their letters."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    outcomes = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=epochs * sum(sum(COUNTS[name]) for _, name in PANELS.values()))
+    try:
+        found = {}
         for letter, (head, name) in PANELS.items():
-            bar.update(task, description=f"({letter}) {head}, {name}")
-            domain = released(COUNTS[name]) if arms == Arms.released else printed(COUNTS[name], noise)
-            step = partial(bar.advance, task, sum(COUNTS[name]))
-            outcomes[letter] = fit(HEADS[head], domain, epochs, batch_size, seed, step)
-    settings = {"arms": arms, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-    settings |= {"noise": noise} if arms == Arms.printed else {}
-    panels = {
-        letter: {"head": head, "training": name, **outcomes[letter].numbers} for letter, (head, name) in PANELS.items()
-    }
-    json_path = json_path or out.with_suffix(".json")
-    for path in (out, json_path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(json_path, (json.dumps({"settings": settings, "panels": panels}, indent=1) + "\n").encode())
-    draw([_panel(letter, outcome) for letter, outcome in outcomes.items()], out, _caption())
-    _table(panels)
+            domain = setting.domain(COUNTS[name])
+            found[letter] = fit(HEADS[head], domain, setting.epochs, setting.batch_size, seed)
+        return found
+    finally:
+        torch.set_num_threads(before)
 
 
-def printed(counts: list[int], noise: float) -> Domain:
-    """The arms of section 3.1."""
+def picture(outcomes: Mapping[str, Outcome], path: Path) -> None:
+    draw([_panel(letter, outcome) for letter, outcome in outcomes.items()], path, _caption())
+
+
+def printed(counts: list[int], noise: float = 0.1) -> Domain:
+    """The arms of section 3.1: outer ends of different classes meet."""
     return load(Data(name="spiral", counts=counts, noise=noise), None)[0]
 
 
@@ -121,9 +94,7 @@ def released(counts: list[int], width: float = 0.5) -> Domain:
     return Domain("spiral", *part(0, counts), *part(1, [max(counts)] * len(counts)), names)
 
 
-def fit(
-    method: Method, domain: Domain, epochs: int, batch_size: int, seed: int, step: Callable[[], object] = lambda: None
-) -> Outcome:
+def fit(method: Method, domain: Domain, epochs: int, batch_size: int, seed: int) -> Outcome:
     """Train one client that has everything, and measure it on the balanced test set."""
     federation = Federation([domain], Iid()([domain], 1, seed), seed=seed, batch_size=batch_size)
     module = fresh(lambda: MlpSpiral(domain.shape, domain.classes), seed)
@@ -144,7 +115,6 @@ def fit(
             OPTIMIZER.rate(epoch),
             1,
         )
-        step()
     x, y = federation.global_test(0)
     with torch.no_grad():
         z, scores = model.embed(client, x), method.predict(model, client, x, down)["head"]
@@ -187,20 +157,5 @@ def _caption() -> str:
     )
 
 
-def _table(panels: dict[str, dict[str, Any]]) -> None:
-    table = Table("panel", "accuracy", "by class, %", "smallest angle", "norms", "class means: mean", "smallest")
-    for letter, row in panels.items():
-        table.add_row(
-            f"({letter}) {row['head']}, {row['training']}",
-            f"{100 * row['accuracy']:.2f} %",
-            " ".join(f"{100 * value:.0f}" for value in row["accuracy_by_class"]),
-            f"{row['smallest_angle']:.1f}° ({'-'.join(map(str, row['closest_classes']))})",
-            f"1 : {row['longest_over_shortest']:.2f}",
-            f"{row['mean_angle_of_class_means']:.1f}°",
-            f"{row['smallest_angle_of_class_means']:.1f}°",
-        )
-    Console(width=None if Console().is_terminal else 140).print(table)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+SETTINGS = {"printed": Setting(printed, 400, 512), "released": Setting(released, 200, 5000)}
+"""The paper's formula, and that of the authors' notebook with its batches."""

@@ -1,0 +1,112 @@
+"""`protofed reproduce`"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.common import DataDir, console, errors, say
+from protofed.errors import UserError
+from protofed.reproduce import page, render
+from protofed.reproduce.entry import PAPERS, load, names
+from protofed.reproduce.run import Report
+from protofed.reproduce.run import reproduce as run_entries
+from protofed.sweep.view import view
+
+
+def reproduce(
+    entries: Annotated[
+        list[str] | None, typer.Argument(help="Tables and figures (see --list); PAPER/ is all of it.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List what there is, with what it takes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version for a laptop, labelled as such.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("runs/reproduce"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as the machine bears.")] = None,
+    limit: Annotated[
+        str, typer.Option(help="Stop cleanly after so long, as 480s, 20m or 2h; go on with the same command.")
+    ] = "",
+    write: Annotated[
+        bool, typer.Option("--write", help="In a checkout: bring what --out holds into docs/results.md.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Reproduce tables and figures of the papers: what they report, what is measured here, and the difference.
+
+    Examples:
+
+      protofed reproduce --list
+
+      protofed reproduce fedproto/table-mnist --quick
+
+      protofed reproduce fedproto/table-mnist fedpr/figure-2 --data-dir DIR --limit 20m
+    """
+    if listing:
+        _list()
+        return
+    if not entries and not write:
+        raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
+    report = None
+    if entries:
+        report = run_entries(
+            _named(entries),
+            out,
+            quick=quick,
+            data_dir=data_dir,
+            jobs=jobs,
+            limit=_seconds(limit),
+            watch=view(console),
+            tell=say,
+        )
+        for one in report.done:
+            render.terminal(console, one.entry, one.measured)
+            drawn = f"; figures: {', '.join(map(str, one.pictures))}" if one.pictures else ""
+            say(f"kept in {one.folder}: result.md, result.json{drawn}\n")
+    if write:
+        for line in page.write(out):
+            say(line)
+    if report:
+        _end(report)
+
+
+def _end(report: Report) -> None:
+    for text in report.skipped:
+        say(f"skipped: {text}")
+    for outcome in report.failed:
+        reason = outcome.reason.splitlines()[0]
+        errors.print(f"failed: {outcome.cell.name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    if report.stopped:
+        say("stopped before all runs were finished. The same command goes on.")
+        raise typer.Exit(130)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _named(words: list[str]) -> list[str]:
+    found: list[str] = []
+    for word in words:
+        found += [name for name in names() if name.startswith(word)] if word.endswith("/") else [word]
+    if not found:
+        raise UserError(f"{' '.join(words)} names nothing. See 'protofed reproduce --list'.")
+    return found
+
+
+def _seconds(text: str) -> float | None:
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if not found or not float(found[1]):
+        raise UserError(f"--limit {text!r} should be a time such as 480s, 20m or 2h.")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def _list() -> None:
+    measured = page.kept()
+    paper = ""
+    for name in names():
+        entry = load(name)
+        if entry.paper != paper:
+            paper = entry.paper
+            say(f"\n{PAPERS[paper]}")
+        say(f"  {name:<26} {entry.shows + ': ' if entry.shows else ''}{entry.title}")
+        say(f"  {'':<26} {page.takes(entry, measured.get(name))}")

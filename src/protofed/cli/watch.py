@@ -1,0 +1,50 @@
+"""`protofed watch`"""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.common import say
+from protofed.watch import serving, unfinished
+
+LOOK_SECONDS = 1.0
+LAST_SECONDS = 5.0  # in which an open page takes the last numbers
+
+
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of many runs; they need not be there yet.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where; the next free one if it is in use.")] = 8765,
+    until_finished: Annotated[
+        bool, typer.Option("--until-finished", help="End by itself when all runs in the folders are finished.")
+    ] = False,
+) -> None:
+    """The report of runs as a page that follows them, for a browser on this machine.
+
+    Examples:
+
+      protofed watch runs/demo-fedproto-seed0
+
+      protofed watch runs --port 9000
+    """
+    os.nice(5)  # the runs come first
+    with serving(runs, port) as server:
+        if port not in (0, server.server_port):
+            say(f"port {port} is in use")
+        names = ", ".join(map(str, runs))
+        say(f"watching {names} at {server.url} (this machine only; Ctrl-C ends it)")
+        try:
+            _wait(runs if until_finished else [])
+        except KeyboardInterrupt:
+            say("the watch has ended; the runs go on")
+
+
+def _wait(runs: list[Path]) -> None:
+    """Until all runs are finished, and stay so for a moment: the next of a sweep may be about to begin."""
+    since: float | None = None
+    while since is None or time.monotonic() - since < LAST_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        since = (since or time.monotonic()) if unfinished(runs) == 0 else None
+    say("all runs are finished")

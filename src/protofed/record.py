@@ -1,0 +1,194 @@
+"""What a run keeps for its report: how prototypes move in every round, and now and then where samples lie."""
+
+import math
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed.data.domain import Domain
+from protofed.data.names import class_names, superclasses
+from protofed.engines import Engine
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder
+from protofed.method import Mean, Tree
+from protofed.results import spaced
+
+VIEWS = "views.npz"
+FIXED = ("labels", "client", "global_class", "local_clients")  # the same in every snapshot
+TRAINED = 400  # training samples of a client that its local prototypes are taken of, at most
+ROWS = 400  # global prototypes in a snapshot at most, where a class has several
+SEVERAL = 8  # of one class at most
+
+Arrays = dict[str, np.ndarray]
+
+
+class Recorder:
+    """Watches the server from round to round, and takes snapshots (views.npz) at some of them."""
+
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, engine: Engine, done: int, note: Callable[[str], None]
+    ) -> None:
+        """`done`: rounds that count; snapshots of later ones are forgotten."""
+        self.folder, self.engine, self.method = folder, engine, experiment.method
+        self.choice = experiment.record
+        self.due = set(due(experiment.rounds, self.choice.snapshots if self.choice.enabled else 0))
+        widths = {spec.architecture: spec.dim for spec in engine.specs()}
+        self.width, self.classes = engine.specs()[0].dim, engine.specs()[0].classes
+        some = sorted(spaced(experiment.clients, self.choice.clients))
+        self.clients = [i for i in some if widths[engine.architectures[i]] == self.width]
+        self._known: tuple[Tree, Mean] | None = None  # a server and its class means, for the next round
+        self._views: Arrays | None = None
+        if folder.file(VIEWS).is_file():
+            self._go_back(done, note)
+
+    def _go_back(self, done: int, note: Callable[[str], None]) -> None:
+        path = self.folder.file(VIEWS)
+        try:
+            with np.load(path) as stored:
+                views = {name: stored[name] for name in stored.files}
+            stays = views["rounds"] <= done
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            note(f"{path} is damaged ({error}); the snapshots so far are lost, the run is not")
+            path.unlink()
+            return
+        self._views = {name: part if name in FIXED else part[stays] for name, part in views.items()}
+        if not stays.all():
+            self._write()
+
+    def _write(self) -> None:
+        assert self._views is not None
+        self.folder.write_arrays(VIEWS, self._views)
+
+    def round(self, before: Tree, server: Tree, round: int) -> dict[str, float | None]:
+        """How the prototypes moved in this round, and how far apart they are; a snapshot, if one is due."""
+        if not self.choice.enabled:
+            return {}
+        prototypes = self.method.prototypes(server)
+        if round in self.due:
+            self._add(self._snapshot(prototypes, round))
+        if prototypes is None:
+            return {}
+        old = self._known[1] if self._known and self._known[0] is before else self._means(before)
+        self._known = server, class_means(prototypes)
+        return movement(old, self._known[1])
+
+    def _means(self, server: Tree) -> Mean:
+        prototypes = self.method.prototypes(server)
+        assert prototypes is not None
+        return class_means(prototypes)
+
+    def _add(self, snapshot: Arrays) -> None:
+        old = self._views
+        if old is None:
+            self._views = snapshot
+        else:
+            self._views = {
+                name: part if name in FIXED else np.concatenate([old[name], part]) for name, part in snapshot.items()
+            }
+        self._write()
+
+    def _snapshot(self, prototypes: Mean | None, round: int) -> Arrays:
+        """Where test samples of some clients lie in this round, with all prototypes; one row each."""
+        each, classes, width = max(1, self.choice.samples // len(self.clients)), self.classes, self.width
+        z, labels, owners = [], [], []
+        for number in self.clients:
+            y = self.engine.labels(number, "test").cpu()
+            rows = by_class(y, each)
+            if len(rows):
+                z.append(self.engine.embed(self.method, number, "test", rows).cpu())
+                labels.append(y[rows])
+                owners.append(torch.full((len(rows),), number))
+        several, which = chosen(prototypes, classes, width)
+        local = [self._local(number) for number in self.clients] if prototypes is not None else []
+        means = torch.stack([mean.value for mean in local]) if local else torch.zeros(0, classes, width)
+        held = torch.stack([mean.weight > 0 for mean in local]) if local else torch.zeros(0, classes, dtype=torch.bool)
+        none = torch.zeros(0, dtype=torch.int64)
+        return {
+            "rounds": np.array([round]),
+            "labels": torch.cat([none, *labels]).numpy(),
+            "client": torch.cat([none, *owners]).numpy(),
+            "z": torch.cat([torch.zeros(0, width), *z]).float().numpy()[None],
+            "global_prototypes": several.total.numpy()[None],
+            "global_held": several.weight.bool().numpy()[None],
+            "global_class": which.numpy(),
+            "local_clients": np.array(self.clients if local else [], np.int64),
+            "local_prototypes": means.numpy()[None],
+            "local_held": held.numpy()[None],
+        }
+
+    def _local(self, number: int) -> Mean:
+        """The class means (C, D) of a client, by its own model, of some of its training samples."""
+        y = self.engine.labels(number, "train").cpu()
+        rows = by_class(y, TRAINED)
+        mean = Mean(torch.zeros(self.classes, self.width), torch.zeros(self.classes))
+        if len(rows):
+            z = self.engine.embed(self.method, number, "train", rows).float().cpu()
+            mean.total.index_add_(0, y[rows], z)
+            mean.weight.index_add_(0, y[rows], torch.ones(len(rows)))
+        return mean
+
+
+def due(rounds: int, snapshots: int) -> list[int]:
+    """The rounds of which so many snapshots are taken: the last, the first, and some between."""
+    many = min(snapshots, rounds)
+    return [rounds] if many == 1 else [1 + i * (rounds - 1) // (many - 1) for i in range(many)]
+
+
+def by_class(y: Tensor, most: int) -> Tensor:
+    """Numbers of samples, as many as are wanted at most: equally many of each class, as far as there are."""
+    if len(y) <= most:
+        return torch.arange(len(y))
+    order = y.argsort(stable=True)
+    counts = y.bincount()
+    turn = torch.empty_like(y)  # the how manieth of its class each sample is
+    turn[order] = torch.arange(len(y)) - (counts.cumsum(0) - counts)[y[order]]
+    queue = (turn * len(counts) + y).argsort()
+    level = turn[queue[most]]  # of this one there is no room for all
+    sure, rest = queue[turn[queue] < level], queue[turn[queue] == level]
+    left = most - len(sure)
+    return torch.cat([sure, rest[torch.arange(left) * len(rest) // max(1, left)]]).sort().values
+
+
+def chosen(prototypes: Mean | None, classes: int, width: int) -> tuple[Mean, Tensor]:
+    """Prototypes (P, D) to be drawn, 1 where there is one, and their classes (P,): evenly spaced of several."""
+    if prototypes is None:
+        return Mean(torch.zeros(0, width), torch.zeros(0)), torch.zeros(0, dtype=torch.int64)
+    total, weight = prototypes.total.float().cpu(), prototypes.weight.cpu()
+    many = 1 if weight.shape[1] == 1 else max(1, min(SEVERAL, ROWS // classes))
+    rows, held = torch.zeros(classes, many, width), torch.zeros(classes, many)
+    for c in range(classes):
+        there = weight[c].nonzero().flatten()
+        there = there[torch.arange(min(many, len(there))) * len(there) // min(many, max(1, len(there)))]
+        rows[c, : len(there)], held[c, : len(there)] = total[c, there], 1
+    return Mean(rows.flatten(0, 1), held.flatten()), torch.arange(classes).repeat_interleave(many)
+
+
+def class_means(prototypes: Mean) -> Mean:
+    """One prototype (C, D) for each class: the mean of those it has."""
+    total = (prototypes.total * prototypes.weight[..., None]).sum(1)
+    return Mean(total.double(), prototypes.weight.sum(1).double())
+
+
+def movement(old: Mean, new: Mean) -> dict[str, float | None]:
+    """How far prototypes (C, D) moved on average, and how far each is from the nearest of another class: on average,
+    and the least; None where there is nothing to tell."""
+    both, there = (old.weight > 0) & (new.weight > 0), new.weight > 0
+    drift = ((new.value - old.value).norm(dim=1) * both).sum() / both.sum()
+    apart = torch.cdist(new.value, new.value, compute_mode="use_mm_for_euclid_dist")
+    other = there[None] & ~torch.eye(len(there), dtype=torch.bool, device=there.device)
+    nearest = apart.masked_fill(~other, torch.inf).amin(1)
+    margin = torch.where(there, nearest, 0).sum() / there.sum()
+    least = torch.where(there, nearest, torch.inf).amin()
+    told = torch.stack([drift, margin, least]).tolist()  # one transfer
+    names = ("drift", "margin", "margin_min")
+    return {name: value if math.isfinite(value) else None for name, value in zip(names, told, strict=True)}
+
+
+def classes(domains: Sequence[Domain]) -> dict[str, Any]:
+    """Names of the classes, and their superclasses where they are known to have some."""
+    names = class_names(domains[0].name, domains[0].class_names)
+    return {"names": names, "superclasses": superclasses(names)}

@@ -1,0 +1,169 @@
+"""What a figure consists of, whether it is drawn on a page (interactive.py) or for a paper (paper.py)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+MOST_POINTS = 250  # of a line; a screen shows no more
+MOST_PANELS = 12  # one a method
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, with a band where `low` and `high` are given; `label` is the method it is hidden with."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    colour: str
+    dash: str = "solid"
+    label: str | None = None
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    hover: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars from 0, stacked on those before them at the same place; `x` are names or numbers."""
+
+    name: str
+    x: Sequence[Any]
+    y: Sequence[float]
+    colours: str | Sequence[str]
+    label: str | None = None
+    sideways: bool = False
+    hover: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Words:
+    """Short texts at places, right of a point."""
+
+    x: Sequence[float]
+    y: Sequence[Any]
+    text: Sequence[str]
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Points:
+    """Marks at places; sizes are diameters in pixels."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colours: str | Sequence[str]
+    sizes: float | Sequence[float] = 6.0
+    symbol: str = "circle"
+    opacity: float = 1.0
+    outline: bool = False
+    label: str | None = None
+    hover: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A table of numbers as colours; `breaks` are the rows and columns before which a group begins."""
+
+    z: np.ndarray
+    columns: Sequence[str]
+    rows: Sequence[str]
+    unit: str
+    low: float
+    high: float
+    diverging: bool = False
+    numbers: str | None = None
+    """How to write a number in its cell, such as ".0f"; None: not at all."""
+    breaks: Sequence[int] = ()
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is along one side."""
+
+    title: str = ""
+    log: bool = False
+    range: tuple[float, float] | None = None
+    names: Sequence[str] | None = None
+    bare: bool = False
+    """Without numbers: they mean nothing."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Marks on a pair of axes."""
+
+    marks: Sequence[Line | Bars | Words | Points | Heat]
+    x: Axis = field(default_factory=Axis)
+    y: Axis = field(default_factory=Axis)
+    height: int = 340
+    square: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A place on the page: a plot for every choice of the figure's controls ("rounds|accuracy")."""
+
+    plots: Mapping[str, Plot]
+    title: str = ""
+    label: str | None = None
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Control:
+    """A choice that all panels of a figure follow."""
+
+    name: str
+    options: Sequence[str]
+    slider: bool = False
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure with its sentence on how to read it; without panels, `missing` says why."""
+
+    id: str
+    title: str
+    caption: str = ""
+    panels: Sequence[Panel] = ()
+    columns: int = 2
+    """Panels beside each other on a wide screen."""
+    controls: Sequence[Control] = ()
+    notes: Sequence[str] = ()
+    key: Sequence[tuple[str, str, str]] = ()
+    """What colours mean, beside methods: name, colour, symbol."""
+    table: Sequence[Sequence[str]] = ()
+    """Numbers that belong to it; the first row names the columns, the first column methods."""
+    missing: str = ""
+    paper: Sequence[str] | None = None
+    """The choices that are saved for papers; None: all."""
+
+
+def thin(count: int, most: int = MOST_POINTS) -> np.ndarray:
+    """Which of so many points are drawn: evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def thinned(count: int, what: str, most: int = MOST_POINTS) -> list[str]:
+    """A note where not all are drawn."""
+    return [f"{most} of {count:,} {what} are drawn, evenly spaced."] if count > most else []
+
+
+def columns(panels: int) -> int:
+    """Beside each other: three, where two would do no better."""
+    return 2 if panels in (1, 2, 4) else 3
+
+
+def rows_high(rows: int) -> int:
+    """Pixels of a plot with a bar in every row."""
+    return 90 + rows * (46 if rows <= 6 else 28)
+
+
+def shorten(name: str, most: int = 16) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

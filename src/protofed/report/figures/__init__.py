@@ -1,0 +1,28 @@
+"""The figures of the report, in its order: one file each, with a function `make(groups) -> Figure`."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from protofed.report.figure import Figure
+from protofed.report.figures import (
+    accuracy,
+    clients,
+    confusion,
+    drift,
+    embeddings,
+    partition,
+    similarity,
+    theory,
+    time,
+    traffic,
+)
+from protofed.report.groups import Group
+
+FIGURES = (accuracy, clients, partition, embeddings, similarity, drift, confusion, traffic, time, theory)
+
+
+def figures(groups: Sequence[Group], tell: Callable[[int, int], None] | None = None) -> Iterator[Figure]:
+    """All figures; one for which no run has the numbers says so."""
+    for done, kind in enumerate(FIGURES):
+        if tell is not None:
+            tell(done, len(FIGURES))
+        yield kind.make(groups)

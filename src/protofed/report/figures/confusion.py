@@ -1,0 +1,58 @@
+"""What is taken for what, by class."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot, columns
+from protofed.report.figures.similarity import MOST_NUMBERS, name, order
+from protofed.report.groups import Group
+
+KINDS = {"own test sets": "personal", "global test set": "global"}
+
+
+def make(groups: Sequence[Group]) -> Figure:
+    known = [group for group in groups if any(run.confusion for run in group.runs)]
+    kinds = [
+        title
+        for title, key in KINDS.items()
+        if any(run.confusion.get(key, np.zeros(0)).sum() for group in known for run in group.runs)
+    ]
+    if not kinds:
+        return Figure("confusion", "Confusion", missing="No run counted who is taken for whom (confusion.npz).")
+    shown = known[:MOST_PANELS]
+    return Figure(
+        id="confusion",
+        title="Confusion",
+        caption="Of the test samples of a true class (row), the share in % that was said to be of a class (column); "
+        "all on the diagonal is perfect. On own test sets: every client's own model, judged as the method "
+        "judges, counts added over clients and seeds; on the global test set: the global model, where there "
+        "is one.",
+        controls=[Control("on", kinds)] if len(kinds) > 1 else [],
+        columns=columns(len(shown)),
+        panels=[
+            Panel({title if len(kinds) > 1 else "": _plot(group, title) for title in kinds}, group.label, group.label)
+            for group in shown
+        ],
+        notes=[f"The first {MOST_PANELS} of {len(known)} methods."] if len(known) > MOST_PANELS else [],
+    )
+
+
+def _plot(group: Group, title: str) -> Plot:
+    tables = [run.confusion[KINDS[title]] for run in group.runs if KINDS[title] in run.confusion]
+    if not tables:
+        return Plot([])
+    counts = np.stack(tables).sum(0).astype(np.float64)
+    run = group.runs[0]
+    asked = np.flatnonzero(counts.sum(0) + counts.sum(1))
+    if not len(asked):
+        return Plot([])
+    places, breaks = order(run, asked)
+    some = asked[places]
+    counts = counts[np.ix_(some, some)]
+    rows = counts.sum(1, keepdims=True)
+    share = np.divide(100 * counts, rows, out=np.full_like(counts, np.nan), where=rows > 0)
+    names = [name(run, int(c)) for c in some]
+    numbers = ".0f" if len(names) <= MOST_NUMBERS else None
+    heat = Heat(share, names, names, "% of row", 0, 100, numbers=numbers, breaks=breaks, label=group.label)
+    return Plot([heat], Axis("said"), Axis("true"), height=400, square=True)

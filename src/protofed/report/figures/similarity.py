@@ -1,0 +1,75 @@
+"""How alike the global prototypes are: the cosine between every two classes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from protofed.report.figure import MOST_PANELS, Axis, Figure, Heat, Panel, Plot, columns, shorten
+from protofed.report.groups import Group
+from protofed.report.runs import Run
+
+MOST_NUMBERS = 12  # classes; with more, there is no room for a number in a cell
+
+
+def make(groups: Sequence[Group]) -> Figure:
+    pairs = [(group, run) for group in groups if (run := group.first(has_prototypes)) is not None]
+    if not pairs:
+        missing = "No run kept global prototypes (views.npz)."
+        return Figure("similarity", "Prototype similarity", missing=missing)
+    grouped = any(run.superclasses for _, run in pairs)
+    return Figure(
+        id="similarity",
+        title="Prototype similarity",
+        caption="Cosine between the global prototypes of two classes after the last round that was kept: blue is "
+        "alike, orange opposed, and a diagonal that stands alone is a well separated set. Several prototypes"
+        " of a class are averaged first."
+        + (" Lines part the superclasses, whose members should be more alike." if grouped else ""),
+        columns=columns(len(pairs)),
+        panels=[
+            Panel({"": _plot(run, group.label)}, f"{group.label}, seed {run.seed}", group.label)
+            for group, run in pairs[:MOST_PANELS]
+        ],
+        notes=[f"The first {MOST_PANELS} of {len(pairs)} methods."] if len(pairs) > MOST_PANELS else [],
+    )
+
+
+def has_prototypes(run: Run) -> bool:
+    return (
+        "global_held" in run.views
+        and bool(run.views["global_held"].shape[0])
+        and bool(run.views["global_held"][-1].sum() > 1)
+    )
+
+
+def cosines(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The classes that have a prototype (C,), and the cosine between every two (C, C)."""
+    held = run.views["global_held"][-1]
+    vectors = run.views["global_prototypes"][-1][held].astype(np.float64)
+    kind = run.views["global_class"][held]
+    classes = np.unique(kind)
+    means = np.stack([vectors[kind == c].mean(0) for c in classes])
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    return classes, means @ means.T
+
+
+def order(run: Run, classes: np.ndarray) -> tuple[list[int], list[int]]:
+    """Places in `classes`, superclass by superclass, and where a new one begins."""
+    if not run.superclasses or len(run.superclasses) <= int(classes.max()):
+        return list(range(len(classes))), []
+    above = [run.superclasses[c] for c in classes]
+    places = sorted(range(len(classes)), key=lambda i: (above[i], i))
+    return places, [i for i in range(1, len(places)) if above[places[i]] != above[places[i - 1]]]
+
+
+def name(run: Run, label: int) -> str:
+    return shorten(run.class_names[label]) if label < len(run.class_names) else str(label)
+
+
+def _plot(run: Run, label: str) -> Plot:
+    classes, values = cosines(run)
+    places, breaks = order(run, classes)
+    names = [name(run, int(classes[i])) for i in places]
+    numbers = ".1f" if len(names) <= MOST_NUMBERS else None
+    values = values[np.ix_(places, places)]
+    heat = Heat(values, names, names, "cosine", -1, 1, diverging=True, numbers=numbers, breaks=breaks, label=label)
+    return Plot([heat], Axis(), Axis(), height=400, square=True)

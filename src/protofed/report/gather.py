@@ -1,0 +1,186 @@
+"""Finished runs, with the labels by which a table tells them apart; whatever is not one is named, and left out."""
+
+import collections
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from protofed.errors import UserError
+from protofed.folder import RunFolder
+from protofed.version import VERSION
+
+LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
+FAILED = ".failed.txt"  # behind the name of a cell that failed: its reason
+NEEDED = ("method", "seed", "rounds", "partition", "accuracy_mean")  # keys without which a summary is not one
+TRACES = ("summary.json", "rounds.jsonl", "checkpoints", "partition.npz")  # of a run without its experiment.toml
+
+
+class LeftOut(NamedTuple):
+    """A folder that is in no table, and why."""
+
+    folder: Path
+    reason: str
+
+
+class Run:
+    """A finished run and its labels: experiment, method, seed, and whatever else tells it from others."""
+
+    def __init__(self, folder: Path, summary: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> None:
+        self.folder, self.summary = folder, dict(summary)
+        self.labels = dict(labels) if labels is not None else {"method": str(summary["method"])}
+
+    @property
+    def seed(self) -> int:
+        return int(self.summary["seed"])
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        return RunFolder(self.folder).rounds()
+
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """Every key with its value, as the run's folder says: not all may be known here."""
+        return RunFolder(self.folder).experiment_dict()
+
+    @cached_property
+    def version(self) -> str:
+        """The protofed that made it."""
+        try:
+            return str(json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))["protofed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "?"
+
+    @cached_property
+    def data(self) -> tuple[str, str]:
+        """Who had what: the hash of the partition, and the fingerprint of the data where it was kept."""
+        try:
+            with np.load(self.folder / "partition.npz", allow_pickle=False) as stored:
+                return str(self.summary["partition"]), str(stored["fingerprint"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return str(self.summary["partition"]), ""
+
+
+class Collected(NamedTuple):
+    """The runs of a table, and what is not among them."""
+
+    runs: list[Run]
+    left_out: list[LeftOut]
+
+
+def collect(
+    source: str | Path | Iterable[str | Path], *, everything: bool = False, any_version: bool = False
+) -> Collected:
+    """The finished runs in a folder, or in several: of a sweep its cells, elsewhere all there are.
+
+    `everything` takes runs that lie in a sweep's folder without being of it, `any_version` those of other versions.
+    """
+    runs: list[Run] = []
+    left_out: list[LeftOut] = []
+    for folder in [source] if isinstance(source, str | Path) else source:
+        if not Path(folder).is_dir():
+            raise UserError(f"there is no folder {str(folder)!r}. Name the folder of a sweep, of a run, or of several.")
+        for path, labels in _candidates(Path(folder), everything, left_out):
+            read = _read(path, labels)
+            if isinstance(read, Run):
+                runs.append(read)
+            else:
+                left_out.append(read)
+    if not any_version:
+        runs = _one_version(runs, left_out)
+    _label([run for run in runs if "experiment" not in run.labels])
+    return Collected(runs, left_out)
+
+
+def _candidates(
+    folder: Path, everything: bool, left_out: list[LeftOut]
+) -> Iterator[tuple[Path, dict[str, str] | None]]:
+    """Folders that should be runs, with their labels where a sweep says them."""
+    if RunFolder(folder).exists:
+        yield folder, None
+        return
+    if not (folder / LISTING).is_file():
+        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+        if any((folder / name).exists() for name in TRACES):
+            left_out.append(LeftOut(folder, "half written: it has no experiment.toml"))
+            return
+        for path in inner:
+            yield from _candidates(path, everything, left_out)
+        return
+    try:
+        listing = [(str(row["folder"]), dict(row["labels"])) for row in json.loads((folder / LISTING).read_text())]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / LISTING} is damaged ({error}). Run the sweep again: it writes it anew.") from None
+    yield from ((folder / name, labels) for name, labels in listing)
+    known = {name for name, _ in listing}
+    for path in sorted(path for path in folder.iterdir() if RunFolder(path).exists and path.name not in known):
+        if everything:
+            yield path, None
+        else:
+            left_out.append(LeftOut(path, "not a cell of sweep.toml (--all takes it)"))
+
+
+def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
+    folder = RunFolder(path)
+    try:
+        if not folder.exists:
+            return LeftOut(path, "not run yet")
+        if not folder.finished:
+            done = f"{len(folder.rounds())} of {folder.experiment_dict().get('rounds', '?')} rounds"
+            failed = path.with_name(f"{path.name}{FAILED}")
+            why = failed.read_text(encoding="utf-8").splitlines()[0] if failed.is_file() else ""
+            return LeftOut(path, f"failed after {done}: {why}" if why else f"unfinished: {done}")
+        summary = folder.summary()
+        lacking = [key for key in NEEDED if not isinstance(summary, dict) or key not in summary]
+        if lacking:
+            return LeftOut(path, f"of another version: its summary.json has no {', '.join(lacking)}")
+        run = Run(path, summary, labels)
+        if run.experiment.get("method", {}).get("name") != summary["method"]:
+            return LeftOut(path, "its experiment.toml and summary.json are of different methods")
+        _ = run.rounds
+    except (UserError, OSError, UnicodeDecodeError) as error:
+        return LeftOut(path, str(error))
+    return run
+
+
+def _one_version(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
+    """Numbers of different versions are not mixed: this one's count, or where there are none those of most runs."""
+    versions = collections.Counter(run.version for run in runs)
+    if len(versions) < 2:
+        return list(runs)
+    kept = VERSION if VERSION in versions else versions.most_common(1)[0][0]
+    for run in runs:
+        if run.version != kept:
+            left_out.append(LeftOut(run.folder, f"made by protofed {run.version}, not {kept} (--any-version takes it)"))
+    return [run for run in runs if run.version == kept]
+
+
+def _label(runs: Sequence[Run]) -> None:
+    """Labels of runs that belong to no sweep: the method, and every key in which they differ."""
+    plain = [_flat(run.experiment) for run in runs]
+    values: dict[tuple[str, str], set[str]] = {}
+    for run, keys in zip(runs, plain, strict=True):
+        for key, value in keys.items():
+            values.setdefault(_scope(run, key), set()).add(str(value))
+    for run, keys in zip(runs, plain, strict=True):
+        differ = {key: str(value) for key, value in keys.items() if len(values[_scope(run, key)]) > 1}
+        run.labels = {"experiment": "", "method": str(run.summary["method"]), "seed": str(run.seed), **differ}
+
+
+def _scope(run: Run, key: str) -> tuple[str, str]:
+    """A key of [method] is compared within one method, every other among all."""
+    return (str(run.summary["method"]) if key.startswith("method.") else "", key)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif f"{prefix}{key}" not in ("seed", "method.name"):
+            found[f"{prefix}{key}"] = value
+    return found

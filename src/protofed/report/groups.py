@@ -1,0 +1,109 @@
+"""Runs that differ by their seed alone belong together: their label, their colour, and whether all can be compared."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from protofed.report.runs import Run, but_seed
+from protofed.report.style import Look, looks
+
+MISSING = "-"
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs of one method with one set of settings, by seed."""
+
+    label: str
+    look: Look
+    runs: list[Run]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
+
+    @property
+    def finished(self) -> list[Run]:
+        return [run for run in self.runs if run.summary is not None]
+
+    def first(self, has: Callable[[Run], Any]) -> Run | None:
+        """The run of the lowest seed that has something."""
+        return next((run for run in self.runs if has(run)), None)
+
+
+def group(runs: Iterable[Run]) -> list[Group]:
+    """In the order in which methods come first."""
+    sets: list[list[Run]] = []
+    for run in runs:
+        same = next((some for some in sets if but_seed(some[0]) == but_seed(run)), None)
+        if same is None:
+            sets.append([run])
+        else:
+            same.append(run)
+    labels = _labels([some[0] for some in sets])
+    return [
+        Group(label, look, sorted(some, key=lambda run: run.seed))
+        for label, look, some in zip(labels, looks(len(sets)), sets, strict=True)
+    ]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The name, with the settings that tell it from others of that name."""
+    labels = []
+    for run in runs:
+        namesakes = [other for other in runs if other.name == run.name]
+        keys = differing([but_seed(other) for other in namesakes])
+        given = [f"{_short(key, keys)}={_value(run.settings.get(key, MISSING))}" for key in keys]
+        labels.append(", ".join([run.name, *given]))
+    return labels
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last part of a key, where it is enough."""
+    last = key.rpartition(".")[2]
+    return key if last == "name" or sum(k.rpartition(".")[2] == last for k in keys) > 1 else last
+
+
+def _value(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all."""
+    keys = list(dict.fromkeys(key for some in settings for key in some))
+    return [key for key in keys if any(some.get(key, MISSING) != settings[0].get(key, MISSING) for some in settings)]
+
+
+def incomparable(groups: Sequence[Group]) -> list[str]:
+    """Why these runs cannot be compared, a line a reason; empty: they can."""
+    runs = [run for some in groups for run in some.runs]
+    reasons = []
+    data = _sets(groups, lambda run: run.partition.fingerprint)
+    if len(data) > 1:
+        reasons.append(f"Different data: {'; '.join(', '.join(labels) for labels in data)}.")
+    for seed in sorted({run.seed for run in runs}):
+        splits = _sets(groups, lambda run, seed=seed: run.partition.hash if run.seed == seed else "")  # type: ignore[misc]
+        if len(splits) > 1 and len(data) < 2:
+            shown = "; ".join(", ".join(labels) for labels in splits)
+            reasons.append(f"Different partitions with seed {seed} (those that share one stand together): {shown}.")
+    if len({tuple(some.seeds) for some in groups}) > 1:
+        shown = "; ".join(f"{some.label} {', '.join(map(str, some.seeds))}" for some in groups)
+        reasons.append(f"Different seeds: {shown}.")
+    return reasons
+
+
+def _sets(groups: Sequence[Group], key: Callable[[Run], str]) -> list[list[str]]:
+    """The labels that share a value; '' is not known and left out."""
+    found: dict[str, list[str]] = {}
+    for some in groups:
+        for value in dict.fromkeys(filter(None, map(key, some.runs))):
+            found.setdefault(value, []).append(some.label)
+    return list(found.values())
+
+
+def over_seeds(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Mean and deviation over those seeds that have the number."""
+    known = [value for value in values if value is not None]
+    return (float(np.mean(known)), float(np.std(known))) if known else None

@@ -1,0 +1,50 @@
+// The page while runs go on: asks for new data every second, and shows it; SHOWN names the data that is shown.
+(() => {
+  const EVERY = 1000, RARELY = 10000;
+  const line = make("p", { id: "live", role: "status" });
+  document.querySelector("header").append(line);
+  let tag = SHOWN, live = state.data.live, lost = null, trouble = "";
+
+  const span = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+
+  function tell() {
+    const rounds = `round ${live.round} of ${live.rounds}`, many = live.runs > 1 ? ` in ${live.runs} runs` : "";
+    const ago = span(Math.max(0, Date.now() / 1000 - live.changed));
+    const left = live.seconds ? `, about ${span(live.seconds)} of rounds left` : "";
+    if (lost) line.textContent = `○ not connected: the watch has ended; as it stood at ${lost}`;
+    else if (trouble) line.textContent = `○ cannot be drawn at the moment: ${trouble}`;
+    else if (!live.runs) line.textContent = "● waiting for the first round";
+    else if (!live.left) line.textContent = `✓ finished: ${rounds}${many}`;
+    else line.textContent = `● live: ${rounds}${many}${left}; last change ${ago} ago`;
+    line.dataset.state = lost ? "lost" : !live.runs ? "waiting" : live.left ? "live" : "finished";
+  }
+
+  /** New data, without closing what a reader has opened. */
+  async function show(data) {
+    const open = [...document.querySelectorAll("details[open] > summary")].map((node) => node.textContent);
+    live = data.live;
+    const drawn = update(data);
+    for (const node of document.querySelectorAll("details > summary")) if (open.includes(node.textContent)) node.parentNode.open = true;
+    await drawn;
+  }
+
+  async function look() {
+    try {
+      const answer = await fetch("data.json", { cache: "no-store", headers: { "If-None-Match": tag } });
+      trouble = answer.status === 500 ? await answer.text() : "";
+      if (answer.status === 200) {
+        tag = answer.headers.get("ETag");
+        await show(await answer.json());
+      }
+      lost = null;
+    } catch (error) {
+      lost ??= new Date().toLocaleTimeString();
+    }
+    tell();
+    setTimeout(look, lost || document.hidden || (live.runs && !live.left) ? RARELY : EVERY);
+  }
+
+  document.addEventListener("visibilitychange", () => document.hidden || tell());
+  tell();
+  setTimeout(look, EVERY);
+})();

@@ -1,0 +1,219 @@
+"""The figures for papers: PNG, SVG and PDF, drawn with matplotlib from the same marks as the page."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from protofed.atomic import write_atomically
+from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten
+
+FORMATS = ("png", "svg", "pdf")
+DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 2, 1, 2))}
+SYMBOLS = {"circle": "o", "diamond": "D", "star": "*", "square": "s"}
+PLAIN = LinearSegmentedColormap.from_list("plain", ["#f7fafc", "#6aaed6", "#08477f"])
+TWO = LinearSegmentedColormap.from_list("two", ["#b4500a", "#f7f7f7", "#0a5a9c"])
+STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8,
+    "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
+    "axes.grid": True, "grid.color": "#e6e9ed", "grid.linewidth": 0.6, "axes.axisbelow": True, "lines.linewidth": 1.5,
+    "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "protofed", "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+}  # fmt: skip
+WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
+MOST_NAMES = 30  # along the side of a heat map
+
+
+def save(figures: Sequence[Figure], folder: Path, tell: Callable[[int, int], None] | None = None) -> int:
+    """Write every figure in every format; returns how many figures there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [(some, key) for some in figures if some.panels for key in _keys(some)]
+    for done, (some, key) in enumerate(jobs):
+        if tell is not None:
+            tell(done, len(jobs))
+        with mpl.rc_context(STYLE):
+            canvas = draw(some, key)
+            for kind in FORMATS:
+                content = io.BytesIO()
+                stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same bytes again
+                canvas.savefig(content, format=kind, dpi=300, bbox_inches="tight", pad_inches=0.04, metadata=stamp)
+                write_atomically(folder / f"{name(some, key)}.{kind}", content.getvalue())
+    return len(jobs)
+
+
+def _keys(some: Figure) -> list[str]:
+    return list(some.paper if some.paper is not None else some.panels[0].plots)
+
+
+def name(some: Figure, key: str) -> str:
+    """The file's name: the figure and what was chosen."""
+    return "-".join([some.id, *re.findall(r"[a-z0-9]+", key.lower())])
+
+
+def draw(some: Figure, key: str) -> Canvas:
+    """One figure as it is with one choice of its controls."""
+    panels = [panel for panel in some.panels if panel.plots[key].marks]
+    columns = 1 if some.id == "partition" else min(some.columns, max(1, len(panels)))
+    rows = -(-len(panels) // columns)
+    wide = 3.5 if panels and panels[0].plots[key].square else WIDTHS[columns]
+    tall = max((_height(panel.plots[key]) for panel in panels), default=TALL)
+    canvas = Canvas(figsize=(columns * wide, rows * tall), layout="constrained")
+    FigureCanvasAgg(canvas)
+    places: list[Axes] = list(canvas.subplots(rows, columns, squeeze=False).flat) if panels else []
+    for place, panel in zip(places, panels, strict=False):
+        _panel(place, panel, key)
+    for place in places[len(panels) :]:
+        place.set_visible(False)
+    _legend(canvas, some, panels, key)
+    return canvas
+
+
+def _height(plot: Plot) -> float:
+    bars = [mark for mark in plot.marks if isinstance(mark, Bars) and mark.sideways]
+    if bars:
+        return 0.7 + 0.28 * len(plot.y.names or ())
+    if any(isinstance(mark, Points) for mark in plot.marks) and plot.y.names:
+        return 0.8 + 0.19 * len(plot.y.names)
+    return 3.1 if plot.square or plot.x.bare else TALL
+
+
+def _panel(axes: Axes, panel: Panel, key: str) -> None:
+    plot = panel.plots[key]
+    if panel.title:
+        axes.set_title(panel.title, loc="left")
+    ends: dict[Any, float] = {}
+    for mark in plot.marks:
+        put(mark, axes, ends)
+    for side, axis in (("x", plot.x), ("y", plot.y)):
+        _axis(axes, side, axis)
+
+
+def _axis(axes: Axes, side: str, axis: Axis) -> None:
+    along = axes.xaxis if side == "x" else axes.yaxis
+    along.set_label_text(axis.title)
+    if axis.log:
+        (axes.set_xscale if side == "x" else axes.set_yscale)("log")
+    if axis.range is not None:
+        (axes.set_xlim if side == "x" else axes.set_ylim)(*axis.range)
+    if axis.bare:
+        along.set_ticks([])
+        axes.spines[:].set_visible(False)
+    if axis.names is not None:
+        along.set_ticks(range(len(axis.names)), [shorten(each, 32) for each in axis.names])
+        along.set_inverted(True)
+        if axis.range is None:
+            along.grid(False)
+            axes.set_ylim(len(axis.names) - 0.5, -0.5)
+    elif axis.title in ("round", "client") and not axis.log:
+        along.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+@singledispatch
+def put(mark: Any, axes: Axes, ends: dict[Any, float]) -> None:
+    """Draw one mark; `ends` is how far the bars at each place reach."""
+    raise TypeError(f"cannot draw {type(mark).__name__}")
+
+
+@put.register
+def _(mark: Line, axes: Axes, ends: dict[Any, float]) -> None:
+    y = np.array(mark.y, dtype=float)
+    axes.plot(mark.x, y, color=mark.colour, ls=DASHES[mark.dash], marker="o" if len(y) == 1 else None, ms=4)
+    if mark.low is not None and mark.high is not None:
+        low, high = np.array(mark.low, dtype=float), np.array(mark.high, dtype=float)
+        axes.fill_between(mark.x, low, high, color=mark.colour, alpha=0.18, lw=0)
+
+
+@put.register
+def _(mark: Bars, axes: Axes, ends: dict[Any, float]) -> None:
+    starts = [ends.get(x, 0.0) for x in mark.x]
+    colours: Any = mark.colours if isinstance(mark.colours, str) else list(mark.colours)
+    if mark.sideways:
+        rows = [ends.setdefault(("row", x), len([k for k in ends if isinstance(k, tuple)])) for x in mark.x]
+        axes.barh(rows, mark.y, left=starts, color=colours, height=0.7)
+    else:
+        axes.bar(mark.x, mark.y, bottom=starts, color=colours, width=0.82)
+    for x, long in zip(mark.x, mark.y, strict=True):
+        ends[x] = ends.get(x, 0.0) + long
+
+
+@put.register
+def _(mark: Words, axes: Axes, ends: dict[Any, float]) -> None:
+    for x, y, text in zip(mark.x, mark.y, mark.text, strict=True):
+        row = ends.setdefault(("row", y), len([k for k in ends if isinstance(k, tuple)]))
+        axes.annotate(text, (x, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+@put.register
+def _(mark: Points, axes: Axes, ends: dict[Any, float]) -> None:
+    smaller = 0.62  # a page's pixel in points, at the size of a column
+    area = (np.asarray(mark.sizes, dtype=float) * smaller) ** 2 * (1.6 if mark.symbol == "star" else 1.0)
+    axes.scatter(
+        mark.x,
+        mark.y,
+        s=area,
+        c=mark.colours if isinstance(mark.colours, str) else list(mark.colours),
+        marker=SYMBOLS[mark.symbol],
+        alpha=mark.opacity,
+        edgecolors="white" if mark.outline else "none",
+        linewidths=0.6 if mark.outline else 0,
+        zorder=3 if mark.outline else 2,
+    )
+
+
+@put.register
+def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
+    image = axes.imshow(
+        mark.z,
+        cmap=TWO if mark.diverging else PLAIN,
+        vmin=mark.low,
+        vmax=mark.high,
+        interpolation="nearest",
+        aspect="equal" if mark.z.shape[0] == mark.z.shape[1] else "auto",
+    )
+    axes.grid(False)
+    for along, names, turn in ((axes.xaxis, mark.columns, 90), (axes.yaxis, mark.rows, 0)):
+        step = -(-len(names) // MOST_NAMES)
+        long = max(map(len, names)) > 2
+        along.set_ticks(range(0, len(names), step), list(names[::step]), rotation=turn if long else 0, fontsize=7)
+    for at in mark.breaks:
+        axes.axhline(at - 0.5, color="#5c6670", lw=0.8)
+        axes.axvline(at - 0.5, color="#5c6670", lw=0.8)
+    if mark.numbers:
+        middle, half = (mark.low + mark.high) / 2, (mark.high - mark.low) / 2
+        for (row, column), value in np.ndenumerate(mark.z):
+            strong = abs(value - middle) > 0.6 * half if mark.diverging else value > middle
+            colour = "white" if strong else "#1b2026"
+            if np.isfinite(value):
+                axes.text(
+                    column,
+                    row,
+                    f"{round(value, 1) + 0.0:{mark.numbers}}",
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    color=colour,
+                )
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
+    bar.set_label(mark.unit)
+    bar.outline.set_visible(False)
+
+
+def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> None:
+    """Methods, where a panel has several, and what other colours mean."""
+    lines = [m for panel in panels if panel.label is None for m in panel.plots[key].marks if isinstance(m, Line)]
+    marks = {m.name: Line2D([], [], color=m.colour, ls=DASHES[m.dash], label=m.name) for m in lines}
+    for text, colour, symbol in some.key:
+        marks[text] = Line2D([], [], ls="", marker=SYMBOLS[symbol], color=colour or "#555555", ms=5, label=text)
+    if len(marks) > 1:
+        canvas.legend(handles=list(marks.values()), loc="outside lower center", ncols=min(len(marks), 6), frameon=False)

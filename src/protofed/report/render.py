@@ -1,0 +1,162 @@
+"""A table as text: for a terminal, as Markdown, as LaTeX (booktabs) and as CSV."""
+
+import csv
+import io
+from collections.abc import Callable
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from protofed.report.columns import Column
+from protofed.report.compare import sent
+from protofed.report.tabulate import Entry, Row, Table
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float, column: Column, plus: bool = False) -> str:
+    """A value as a column shows it."""
+    if column.metric.unit == "%":
+        text = f"{100 * value:+.2f}" if plus else f"{100 * value:.2f}"
+    elif column.metric.unit == "s":
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.4g}" if abs(value) < 1000 else sent(value)
+    return text.replace("-", MINUS)
+
+
+def entry(table: Table, row: Row, setting: str, column: Column) -> str:
+    """Mean, with the deviation where there are several seeds, and how many where some are missing."""
+    found = row.entries.get((setting, column.title))
+    if found is None:
+        return "-"
+    text = number(found.mean, column)
+    if table.seeds > 1 and column.metric.better:
+        text += f" ± {number(found.std, column)}" if found.n > 1 else ""
+        text += f" (n={found.n})" if found.n < table.seeds else ""
+    odd = any(where == setting for where, _ in row.other_data)
+    return f"{text} ≠" if odd else text
+
+
+def tested(found: Entry | None, column: Column) -> str:
+    """The difference to the baseline, p, and in how many seeds it is above."""
+    test = found.test if found is not None else None
+    if test is None:
+        return ""
+    p = "" if test.p is None else ", p < 0.001" if test.p < 0.001 else f", p = {test.p:.2g}"
+    star = "*" if test.marked else ""
+    return f"{number(test.difference, column, plus=True)}{star}{p}, {test.higher}/{test.n}"
+
+
+def _grid(table: Table, mark: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells, with marks for the best and the second best."""
+    titles = ["method"]
+    for place in table.places:
+        titles.append(table.title(*place))
+        if _has_tests(table, place[1]):
+            titles.append("Δ")
+    lines = []
+    for row in table.rows:
+        cells = [row.label]
+        for setting, column in table.places:
+            found = row.entries.get((setting, column.title))
+            cells.append(mark(entry(table, row, setting, column), found.rank if found else 0))
+            if _has_tests(table, column):
+                cells.append(tested(found, column))
+        lines.append(cells)
+    return titles, lines
+
+
+def _has_tests(table: Table, column: Column) -> bool:
+    return table.baseline is not None and bool(column.metric.better)
+
+
+def caption(table: Table) -> str:
+    """What the numbers are."""
+    where = table.settings[0] if len(table.settings) == 1 else ""
+    seeds = sorted({seed for row in table.rows for _, seed in row.runs})
+    listed = ", ".join(map(str, seeds))
+    spread = f"mean ± standard deviation (of the population) over seeds {listed}" if seeds[1:] else f"seed {listed}"
+    return ": ".join(filter(None, [where, f"%, {spread}"]))
+
+
+def terminal(table: Table) -> RichTable:
+    """For a person: the best is bold and ¹, the second best ²."""
+    titles, lines = _grid(table, lambda text, rank: text.replace(" ± ", "±") + ("", "¹", "²")[rank])
+    shown = RichTable(
+        title=caption(table), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for place, title in enumerate(titles):
+        shown.add_column(title, justify="right" if place else "left", no_wrap=not place)
+    for cells in lines:
+        shown.add_row(*(Text(text, style="bold" if text.endswith("¹") else "") for text in cells))
+    return shown
+
+
+def markdown(table: Table) -> str:
+    """For a page: the best is bold, the second best in italics."""
+    titles, lines = _grid(table, lambda text, rank: (text, f"**{text}**", f"*{text}*")[rank])
+    rows = ["| " + " | ".join(_pipe(cell) for cell in cells) + " |" for cells in (titles, *lines)]
+    ruler = "|---|" + "---:|" * (len(titles) - 1)
+    head = f"{caption(table)}. Best in bold, second best in italics.\n\n"
+    notes = "".join(f"\n- {note}" for note in table.notes)
+    return head + "\n".join([rows[0], ruler, *rows[1:]]) + "\n" + (notes + "\n" if notes else "")
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def latex(table: Table) -> str:
+    """For a paper, with \\usepackage{booktabs}: the best is bold, the second best underlined."""
+
+    def mark(text: str, rank: int) -> str:
+        return (_tex(text), f"\\textbf{{{_tex(text)}}}", f"\\underline{{{_tex(text)}}}")[rank]
+
+    titles, lines = _grid(table, mark)
+    lines = [[_tex(cells[0]), *(cell if "\\" in cell else _tex(cell) for cell in cells[1:])] for cells in lines]
+    rows = [" & ".join(cells) + r" \\" for cells in lines]
+    head = " & ".join(_tex(title) for title in titles) + r" \\"
+    body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    notes = [f"% {_tex(note)}" for note in (caption(table), *table.notes)]
+    return "\n".join([*notes, rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}", *body, r"\end{tabular}"]) + "\n"
+
+
+TEX = {"±": r"$\pm$", MINUS: "$-$", "Δ": r"$\Delta$", "≠": r"$\neq$", "<": "$<$", "\\": r"\textbackslash{}"}
+
+
+def _tex(text: str) -> str:
+    """Plain text as TeX sets it."""
+    special = {**TEX, **{c: "\\" + c for c in "%&#_${}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(c, c) for c in text)
+
+
+def as_csv(table: Table) -> str:
+    """For a program: one line a row, setting and column, unrounded, with every seed's value."""
+    seeds = sorted({seed for row in table.rows for _, seed in row.runs})
+    names = ["setting", "row", "column", "n", "mean", "std", "rank", "comparable"]
+    against = ["baseline", "difference", "low95", "high95", "p_t", "p_holm", "p_wilcoxon", "higher_in", "of"]
+    content = io.StringIO()
+    out = csv.writer(content, lineterminator="\n")
+    out.writerow([*names, *against, *(f"seed {seed}" for seed in seeds)])
+    for setting, column in table.places:
+        for row in table.rows:
+            found = row.entries.get((setting, column.title))
+            if found is None:
+                continue
+            odd = any(where == setting for where, _ in row.other_data)
+            t = found.test
+            about = [setting, row.label, column.title, found.n, found.mean, found.std, found.rank or "", not odd]
+            test = (
+                [table.baseline, t.difference, t.low, t.high, t.p, t.p_holm, t.p_wilcoxon, t.higher, t.n]
+                if t
+                else [""] * 9
+            )
+            out.writerow(
+                [*about, *("" if v is None else v for v in test), *(found.values.get(seed, "") for seed in seeds)]
+            )
+    return content.getvalue()
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "csv": as_csv}

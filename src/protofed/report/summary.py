@@ -1,0 +1,186 @@
+"""What comes before the figures: who did how well, what differs, and what everything was made with."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from protofed.report.compare import COLUMNS, sent
+from protofed.report.groups import MISSING, Group, differing, over_seeds
+from protofed.report.runs import Run
+
+COSTS = {
+    "params_up_per_round": "params up / round",
+    "bytes_up": "sent up",
+    "bytes_down": "sent down",
+    "seconds": "time",
+}
+LESS_IS_BETTER = ("accuracy_std",)
+MEANING = {
+    "accuracy": "each client's own model on its own test set, judged as the method says, mean over clients, in %",
+    "std over clients": "population deviation over clients, in points; less is fairer",
+    "worst tenth": "mean accuracy of the worst tenth of the clients",
+    "by head": "the same accuracy by classifier",
+    "by prototype": "the same accuracy by nearest prototype",
+    "global model": "the global model on the global test set",
+    "PM(V)": "personal models on the global test set, over the classes a client holds",
+    "PM(L)": "personal models on the global test set, weighted by the client's share of each class",
+}
+
+
+def table(groups: Sequence[Group], comparable: bool) -> dict[str, Any]:
+    """Columns, and for every method its cells: text, and whether it is the best or the second best."""
+    columns = {key: title for key, title in COLUMNS.items() if any(_numbers(group, key) for group in groups)}
+    rows: list[dict[str, Any]] = [{"label": group.label, "about": _about(group), "cells": []} for group in groups]
+    for key in columns:
+        values = [over_seeds(_numbers(group, key)) for group in groups]
+        places = _places(groups, values, key) if comparable else {}
+        for i, (row, value) in enumerate(zip(rows, values, strict=True)):
+            row["cells"].append({"text": _percent(value, _counted(groups[i])), "place": places.get(i, 0)})
+    for row, group in zip(rows, groups, strict=True):
+        row["cells"] += [{"text": _cost(group, key), "place": 0} for key in COSTS]
+    titles = [*columns.values(), *COSTS.values()]
+    return {"columns": [{"title": title, "about": MEANING.get(title, "")} for title in titles], "rows": rows}
+
+
+def _counted(group: Group) -> list[Run]:
+    """The finished runs, or while there is none all of them, as they stand."""
+    return group.finished or group.runs
+
+
+def _numbers(group: Group, key: str) -> list[float]:
+    return [value for run in _counted(group) if (value := run.number(key)) is not None]
+
+
+def _percent(value: tuple[float, float] | None, runs: Sequence[Run]) -> str:
+    if value is None:
+        return MISSING
+    return f"{100 * value[0]:.2f}" + (f" ± {100 * value[1]:.2f}" if len(runs) > 1 else "")
+
+
+def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None], key: str) -> dict[int, int]:
+    """1 for the best finished methods, 2 for the next; nobody is best alone."""
+    known = {i: round(v[0], 4) for i, v in enumerate(values) if v is not None and groups[i].finished}
+    ranked = sorted(set(known.values()), reverse=key not in LESS_IS_BETTER)
+    marked = len(ranked) - 1  # of two, the second best is the worst
+    return {i: ranked.index(v) + 1 for i, v in known.items() if ranked.index(v) < min(2, marked)}
+
+
+def _about(group: Group) -> str:
+    """Seeds, how the method judges, and whether all is finished."""
+    seeds = f"{'seeds' if len(group.seeds) > 1 else 'seed'} {', '.join(map(str, group.seeds))}"
+    chosen = group.runs[0].settings
+    by = {"head": "classifier", "proto": "nearest prototype"}[chosen["method.inference"]]
+    judged = f"; judged by {by} among {chosen['method.candidates']} classes"
+    left = len(group.runs) - len(group.finished)
+    state = ""
+    if left == len(group.runs):
+        lasts = ", ".join(str(run.rounds[-1]["round"]) for run in group.runs)
+        state = f"; not finished, as it stood after round {lasts} of {group.runs[0].settings['rounds']}"
+    elif left:
+        state = f"; {left} of {len(group.runs)} seeds not finished and not counted"
+    return seeds + judged + state
+
+
+def _cost(group: Group, key: str) -> str:
+    totals = [_total(run, key) for run in _counted(group)]
+    mean = over_seeds(totals)
+    if mean is None:
+        return MISSING
+    return _duration(mean[0]) if key == "seconds" else sent(mean[0]) + ("B" if key.startswith("bytes") else "")
+
+
+def _total(run: Run, key: str) -> float | None:
+    if run.summary is not None:
+        return run.summary.get(key)
+    values = run.column("params_up" if key.startswith("params") else key)[1]
+    return sum(values) / (len(run.rounds) if key.startswith("params") else 1) if values else None
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def headline(groups: Sequence[Group], comparable: bool) -> str:
+    """The outcome in a sentence, where there is something to compare."""
+    known = [
+        (group, value) for group in groups if group.finished and (value := over_seeds(_numbers(group, "accuracy_mean")))
+    ]
+    if not comparable or len(known) < 2:
+        return ""
+    ranked = sorted(known, key=lambda pair: -pair[1][0])
+    words = [f"{group.label} {_percent(value, _counted(group))} %" for group, value in ranked[:4]]
+    more = f" and {len(ranked) - 4} more" if len(ranked) > 4 else ""
+    spread = max(ranked[0][1][1], ranked[1][1][1])
+    close = ranked[0][1][0] - ranked[1][1][0] <= spread and len(_counted(ranked[0][0])) > 1
+    doubt = " The first two are closer than the deviation over seeds." if close else ""
+    return f"Mean accuracy over clients, best first: {', '.join(words)}{more}.{doubt}"
+
+
+def facts(groups: Sequence[Group]) -> list[str]:
+    """The size of it all, for the line below the title."""
+    runs = [run for group in groups for run in group.runs]
+    seeds = sorted({run.seed for run in runs})
+    told = [
+        f"{len(runs)} run{'s' * (len(runs) > 1)}",
+        f"{len(groups)} method{'s' * (len(groups) > 1)}",
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}",
+    ]
+    for key, word in (("data.name", ""), ("partition.name", ""), ("clients", " clients"), ("rounds", " rounds")):
+        values = {_text(run.settings.get(key)) for run in runs}
+        told += [f"{values.pop()}{word}"] if len(values) == 1 else []
+    return told
+
+
+def settings(groups: Sequence[Group]) -> dict[str, Any]:
+    """What differs between methods, what each method is set to, and what all share."""
+    every = [{k: v for k, v in group.runs[0].settings.items() if k != "seed"} for group in groups]
+    differ = differing(every)
+    outside = [key for key in differ if not key.startswith("method.")]
+    return {
+        "differ": [[key, *[_text(some.get(key)) for some in every]] for key in outside],
+        "methods": [
+            [group.label, ", ".join(f"{k[7:]} = {_text(v)}" for k, v in some.items() if k.startswith("method."))]
+            for group, some in zip(groups, every, strict=True)
+        ],
+        "shared": [
+            [key, _text(value)]
+            for key, value in every[0].items()
+            if key not in differ and not key.startswith("method.")
+        ],
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return MISSING
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    if isinstance(value, dict):  # a model of several
+        fields = ", ".join(f"{key}={_text(one)}" for key, one in value.items() if key != "name")
+        return f"{value.get('name', '')}({fields})"
+    return str(value)
+
+
+def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Runs by what they were made with: the machine and versions, the commands, the folders."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in (run for group in groups for run in group.runs):
+        made = {key: str(value) for key, value in run.environment.items() if key != "command"}
+        entry = found.setdefault(json.dumps(made), {"made": list(made.items()), "commands": [], "folders": []})
+        command = command_line(run.environment.get("command"))
+        if command not in entry["commands"]:
+            entry["commands"].append(command)
+        entry["folders"].append(str(run.folder))
+    return list(found.values())
+
+
+def command_line(words: Any) -> str:
+    """As it was typed, without the path of the program."""
+    if not isinstance(words, list) or not words:
+        return "not recorded"
+    program = Path(str(words[0])).name
+    return shlex.join(["protofed" if program in ("__main__.py", "-m", "-c") else program, *map(str, words[1:])])

@@ -1,0 +1,228 @@
+"""A table of runs: mean and deviation over seeds, the best marked, each row tested against a baseline."""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protofed.errors import UserError, nearest
+from protofed.report import paired
+from protofed.report.columns import USUAL, Column, choose, deviation
+from protofed.report.gather import Collected, LeftOut, Run, collect
+
+__all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
+SETTING = (
+    "data.",
+    "partition.",
+    "clients",
+    "evaluate.validation",
+)  # parameters that make another task of it: columns, not rows
+DIGITS = 2  # of a percentage; what reads alike is marked alike
+
+
+@dataclass
+class Entry:
+    """One number of one row: its values by seed, and what follows from them."""
+
+    values: dict[int, float]
+    rank: int = 0  # 1 best, 2 second best, 0 neither
+    test: paired.Paired | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return deviation(list(self.values.values()))[0]
+
+    @property
+    def std(self) -> float:
+        return deviation(list(self.values.values()))[1]
+
+
+@dataclass
+class Row:
+    """A method with its parameters."""
+
+    method: str
+    parameters: dict[str, str]
+    runs: dict[tuple[str, int], Run] = field(default_factory=dict)  # by setting and seed
+    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)  # by setting and column title
+    other_data: set[tuple[str, int]] = field(default_factory=set)  # where it cannot be compared with the others
+
+    @property
+    def label(self) -> str:
+        return _join(self.method, self.parameters)
+
+
+@dataclass
+class Table:
+    """Rows x (settings x columns), with all that has to be said about them."""
+
+    settings: list[str]
+    columns: list[Column]
+    rows: list[Row]
+    baseline: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def base_of(self, row: Row) -> Row | None:
+        """The row to test this one against: the one that is named, or of a method that is named the one with the same
+        parameters."""
+        named = [other for other in self.rows if other.label == self.baseline]
+        alike = [r for r in self.rows if r.method == self.baseline and r.parameters.items() <= row.parameters.items()]
+        return next((other for other in (*named, *alike)), None)
+
+    @property
+    def places(self) -> list[tuple[str, Column]]:
+        """The columns from left to right."""
+        return [(setting, column) for setting in self.settings for column in self.columns]
+
+    def title(self, setting: str, column: Column) -> str:
+        """Short: an experiment is named only where there are several, a number only where it is not the only one."""
+        if len(self.settings) == 1:
+            return column.title
+        return setting if len(self.columns) == 1 else f"{setting}: {column.title}"
+
+    @property
+    def seeds(self) -> int:
+        """The most that any entry has."""
+        return max((entry.n for row in self.rows for entry in row.entries.values()), default=0)
+
+
+def tabulate(found: Collected | Sequence[Run], columns: str | None = None, baseline: str | None = None) -> Table:
+    """The table of some runs. `columns` as on the command line, `baseline` the label of the row to test against."""
+    runs, left_out = found if isinstance(found, Collected) else (list(found), [])
+    if not runs:
+        reasons = "; ".join(f"{out.folder}: {out.reason}" for out in left_out[:3])
+        raise UserError(f"there is no finished run to tabulate. {reasons or 'Name a folder that holds runs.'}")
+    left_out = list(left_out)
+    rows, settings = _rows(runs, left_out)
+    usual = USUAL if len(settings) == 1 and baseline is None else USUAL[: 2 if len(settings) == 1 else 1]
+    table = Table(settings, choose(columns, runs, usual), rows, baseline)
+    if baseline is not None and not any(table.base_of(row) for row in rows):
+        names = {name for row in rows for name in (row.label, row.method)}
+        raise UserError(f"--baseline {baseline!r} is no row of the table. {nearest(baseline, names)}")
+    _find_other_data(table)
+    for setting, column in table.places:
+        _fill(table, setting, column)
+    table.notes = [*_notes(table), *(f"left out: {out.folder}: {out.reason}" for out in left_out)]
+    return table
+
+
+def _rows(runs: Iterable[Run], left_out: list[LeftOut]) -> tuple[list[Row], list[str]]:
+    rows: dict[str, Row] = {}
+    settings: dict[str, None] = {}
+    for run in runs:
+        labels = {key: value for key, value in run.labels.items() if key not in ("experiment", "method", "seed")}
+        setting = _join(run.labels.get("experiment", ""), {k: v for k, v in labels.items() if k.startswith(SETTING)})
+        own = {k: v for k, v in labels.items() if not k.startswith(SETTING)}
+        label = _join(run.labels["method"], own)
+        row = rows.setdefault(label, Row(run.labels["method"], own))
+        settings[setting] = None
+        first = row.runs.setdefault((setting, run.seed), run)
+        if first is not run and first.folder != run.folder:
+            left_out.append(LeftOut(run.folder, f"a second run of {label}, seed {run.seed}, beside {first.folder}"))
+    return list(rows.values()), list(settings)
+
+
+def _join(name: str, labels: Mapping[str, Any]) -> str:
+    """A name and what is particular about it, without the sections of keys."""
+    short = [f"{key.removeprefix(key.split('.')[0] + '.')}={value}" for key, value in labels.items()]
+    return ", ".join(filter(None, [name, *short]))
+
+
+def _find_other_data(table: Table) -> None:
+    """Rows are compared on the same data, dealt the same way: that of the baseline, or else of most rows."""
+    for place in {place for row in table.rows for place in row.runs}:
+        here = [(row, row.runs[place].data) for row in table.rows if place in row.runs]
+        bases = {id(table.base_of(row)) for row in table.rows} if table.baseline else set()
+        usual = next((data for row, data in here if id(row) in bases), None)
+        usual = usual or collections.Counter(data for _, data in here).most_common(1)[0][0]
+        for row, data in here:
+            if data[0] != usual[0] or (data[1] != usual[1] and data[1] and usual[1]):
+                row.other_data.add(place)
+
+
+def _fill(table: Table, setting: str, column: Column) -> None:
+    """One column: values by seed, ranks, tests."""
+    at = (setting, column.title)
+    for row in table.rows:
+        values = {seed: column.of(run) for (where, seed), run in row.runs.items() if where == setting}
+        known = {seed: value for seed, value in sorted(values.items()) if value is not None}
+        if known:
+            row.entries[at] = Entry(known)
+    comparable = [row for row in table.rows if at in row.entries and not _odd(row, setting)]
+    if column.metric.better and len(comparable) > 1:
+        digits = DIGITS + 2 * (column.metric.unit == "%")
+        shown = {row.label: round(row.entries[at].mean, digits) for row in comparable}
+        best = sorted(set(shown.values()), reverse=column.metric.better == "high")[: 2 if len(comparable) > 2 else 1]
+        for row in comparable:
+            if shown[row.label] in best:
+                row.entries[at].rank = best.index(shown[row.label]) + 1
+    if table.baseline is not None and column.metric.better:
+        _test(table, setting, at)
+
+
+def _odd(row: Row, setting: str) -> list[int]:
+    """The seeds in which a row has other data than the others."""
+    return sorted(seed for where, seed in row.other_data if where == setting)
+
+
+def _test(table: Table, setting: str, at: tuple[str, str]) -> None:
+    pairs = [(row, table.base_of(row)) for row in table.rows if at in row.entries]
+    others = [(row, base) for row, base in pairs if base is not None and base is not row and at in base.entries]
+    tests = [paired.compare(_fair(row, at), _fair(base, at)) for row, base in others]
+    for (row, _), test in zip(others, paired.holm(tests), strict=True):
+        row.entries[at].test = test
+
+
+def _fair(row: Row, at: tuple[str, str]) -> dict[int, float]:
+    """The values of the seeds in which a row can be compared."""
+    return {seed: value for seed, value in row.entries[at].values.items() if seed not in _odd(row, at[0])}
+
+
+def _notes(table: Table) -> list[str]:
+    """What a reader must know before comparing."""
+    notes = []
+    for row in table.rows:
+        for setting in table.settings:
+            if odd := _odd(row, setting):
+                where = f" of {setting}" if setting else ""
+                notes.append(
+                    f"cannot be compared: {row.label}{where}, seeds {_list(odd)}, had other data or another partition "
+                    "than the other rows; it is neither ranked nor tested there"
+                )
+    counts = {entry.n for row in table.rows for entry in row.entries.values()}
+    if len(counts) > 1:
+        notes.append(f"rows have different numbers of seeds ({_list(sorted(counts))}); those with fewer say so")
+    judged: dict[str, list[str]] = {}
+    for row in table.rows:
+        summary = next(iter(row.runs.values())).summary
+        judged.setdefault(f"{summary.get('inference')}, {summary.get('candidates')} classes", []).append(row.label)
+    if len(judged) > 1 and any(column.metric.key.startswith("accuracy_") for column in table.columns):
+        notes.append("accuracy is judged by " + "; by ".join(f"{how}: {_list(who)}" for how, who in judged.items()))
+    if table.baseline is not None:
+        notes += _about_tests(table)
+    return notes
+
+
+def _about_tests(table: Table) -> list[str]:
+    tests = [entry.test for row in table.rows for entry in row.entries.values() if entry.test is not None]
+    if not tests:
+        return [f"no row has a seed in common with {table.baseline}: nothing is tested"]
+    least = min(test.n for test in tests)
+    text = (
+        f"Δ: mean difference to {table.baseline} over the seeds both have, p of the two-sided paired t-test, and the "
+        "seeds in which the row is higher"
+    )
+    if least < paired.FEWEST:
+        return [
+            f"{text}. With {least} seeds p is a hint at most (the t-test trusts that differences are normal; the "
+            f"signed-rank test cannot fall below {2 / 2**least:.2g}): nothing is starred below {paired.FEWEST} seeds"
+        ]
+    return [f"{text}; *: p below {paired.LEVEL} after Holm's correction for the rows of a column"]
+
+
+def _list(items: Iterable[Any]) -> str:
+    return ", ".join(map(str, items))

@@ -1,0 +1,126 @@
+"""docs/results.md: every entry with what was measured, from docs/results.json and the entries themselves."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protofed.atomic import write_atomically
+from protofed.errors import UserError
+from protofed.reproduce import plan, render
+from protofed.reproduce.entry import PAPERS, Entry, load, names
+from protofed.reproduce.result import Measured, as_dict, orderings
+
+NUMBERS, PAGE, IMAGES = Path("docs/results.json"), Path("docs/results.md"), Path("docs/images/reproduce")
+START = 3.0  # seconds that a run takes beside its rounds, roughly
+
+
+def kept() -> dict[str, Measured]:
+    """The numbers that come with protofed, or lie in the checkout that it is run from."""
+    here = Path(__file__).parent
+    places = (here / "results.json", here.parents[2] / NUMBERS)
+    path = next((place for place in places if place.is_file()), None)
+    return _read(path) if path else {}
+
+
+def _read(path: Path) -> dict[str, Measured]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {name: Measured(entry=name, **numbers) for name, numbers in found.items()}
+
+
+def write(out: Path) -> list[str]:
+    """Bring the results in a folder into the page; returns what was done, in words. Quick versions stay out."""
+    if not PAGE.is_file() or not NUMBERS.is_file():
+        raise UserError(f"--write is for a checkout: there is no {NUMBERS} here. Change to the repository's root.")
+    numbers, said = _read(NUMBERS), []
+    for name in names():
+        folder = out / name
+        if not (folder / "result.json").is_file():
+            continue
+        measured = Measured.load(folder / "result.json")
+        if not measured.rows:
+            continue
+        numbers[name] = measured
+        said.append(
+            f"{name}: {len(measured.seeds)} seeds" + (f", {measured.missing} runs missing" if measured.missing else "")
+        )
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        for picture in sorted(folder.glob("*.png")):
+            shutil.copyfile(picture, IMAGES / f"{name.replace('/', '-')}-{picture.name}")
+    content = {name: as_dict(numbers[name]) for name in names() if name in numbers}
+    write_atomically(NUMBERS, (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(PAGE, whole(numbers).encode())
+    return [*said, f"{PAGE} has {len(content)} of {len(names())} entries"]
+
+
+def whole(numbers: Mapping[str, Measured]) -> str:
+    """The page."""
+    parts = [
+        "# Results",
+        "Every table and figure of the papers, and studies of our own: what was reported, what was measured here and "
+        "the difference. Written by `protofed reproduce --write` from `src/protofed/reproduce/entries`, which has the "
+        "settings and the remarks, and `docs/results.json`, which has the numbers by seed. Percent where nothing else "
+        "is said, mean ± standard deviation over seeds. A claim holds, or does not, if all seeds agree; otherwise it "
+        "is undecided.",
+        _overview(numbers),
+    ]
+    paper = ""
+    for name in names():
+        entry = load(name)
+        if entry.paper != paper:
+            paper = entry.paper
+            parts.append(f"# {PAPERS[paper]}")
+        parts += _section(entry, numbers.get(name))
+    return "\n\n".join(parts) + "\n"
+
+
+def _overview(numbers: Mapping[str, Measured]) -> str:
+    lines = ["| entry | shows | claims that hold / undecided / do not | |", "|---|---|---|---|"]
+    for name in names():
+        entry, measured = load(name), numbers.get(name)
+        judged = [one.verdict for ordering in orderings(entry, measured) for one in ordering.judged] if measured else []
+        counts = [str(judged.count(verdict)) for verdict in ("holds", "undecided", "does not hold")]
+        cells = [f"[{name}](#{anchor(name)})", entry.shows or entry.title, " / ".join(counts) if judged else "-"]
+        lines.append(f"| {' | '.join([*cells, takes(entry, measured)])} |")
+    return "\n".join(lines)
+
+
+def anchor(name: str) -> str:
+    """How GitHub calls the heading of an entry."""
+    return name.replace("/", "")
+
+
+def _section(entry: Entry, measured: Measured | None) -> list[str]:
+    parts = [f"## {entry.name}", f"**{entry.shows + ': ' if entry.shows else ''}{entry.title}.**", entry.about.strip()]
+    if entry.replaced:
+        parts.append(entry.replaced.strip())
+    if entry.sweep:
+        parts.append(render.settings(entry))
+    parts.append(f"`protofed reproduce {entry.name}`; {takes(entry, measured)}.")
+    if measured is None:
+        return [*parts, "*Not measured yet.*"]
+    if measured.label:
+        parts.append(f"**{measured.label}**")
+    parts.append(render.markdown(entry, measured).strip())
+    stem = entry.name.replace("/", "-")
+    parts += [f"![{entry.title}](images/reproduce/{path.name})" for path in sorted(IMAGES.glob(f"{stem}-*.png"))]
+    parts += [line[0].upper() + line[1:] for line in render.notes(measured) if "one after another" not in line]
+    if entry.remarks:
+        parts.append(entry.remarks.strip())
+    return parts
+
+
+def takes(entry: Entry, measured: Measured | None) -> str:
+    """How long an entry takes, measured or estimated, and with how many seeds it was measured."""
+    if measured and measured.seconds and not measured.missing:
+        time = f"{render.duration(measured.seconds)} of runs on {measured.machine}"
+        return f"measured, {len(measured.seeds)} seeds: {time}" + (f" ({measured.label})" if measured.label else "")
+    runs, rounds = plan.size(entry)
+    seconds = START * runs + rounds * entry.round_seconds
+    guess = (
+        f"{runs} runs, about {render.duration(seconds)} on an H200 (estimated)" if runs else "a minute or two on a CPU"
+    )
+    if measured and measured.rows:
+        return f"measured in part; all of it {guess}" if measured.missing else f"measured; {guess}"
+    return f"not measured; {guess}"

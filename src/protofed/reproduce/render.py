@@ -1,0 +1,150 @@
+"""Tables of paper, here and difference: for a terminal and for Markdown."""
+
+import textwrap
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from protofed.reproduce.entry import PAPERS, Column, Entry
+from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of
+
+TITLE = 18  # letters of a column's title in a line
+WIDE = 3  # columns of paper, here and difference that fit beside each other
+
+
+def groups(columns: list[Column], reported: bool) -> Iterator[list[Column]]:
+    """Columns of one table: those of one group, and no more than fit."""
+    most = WIDE if reported else 3 * WIDE
+    for group in dict.fromkeys(column.group for column in columns):
+        members = [column for column in columns if column.group == group]
+        for start in range(0, len(members), most):
+            yield members[start : start + most]
+
+
+def _parts(entry: Entry) -> tuple[str, ...]:
+    return ("paper", "here", "difference") if any(any(texts) for texts in entry.reported.values()) else ("here",)
+
+
+def terminal(console: Console, entry: Entry, measured: Measured) -> None:
+    """Everything that there is to say about an entry."""
+    console.print(heading(entry), style="bold", highlight=False, markup=False)
+    if measured.label:
+        console.print(measured.label, style="yellow", highlight=False, markup=False)
+    parts = _parts(entry)
+    for columns in groups(columns_of(entry, measured), len(parts) > 1):
+        table = Table(title=columns[0].group or None, title_justify="left", show_edge=False, pad_edge=False)
+        table.add_column("")
+        for column in columns:
+            for part in parts:
+                head = textwrap.fill(column.title, TITLE) + (f"\n{part}" if len(parts) > 1 else "")
+                table.add_column(head, justify="right", no_wrap=True)
+        for row in rows_of(entry, measured):
+            texts = [cells(entry, measured, row, column) for column in columns]
+            table.add_row(row, *(text for triple in texts for text in (triple if len(parts) > 1 else triple[1:2])))
+        console.print(table)
+        console.print()
+    for line in orders(entry, measured):
+        console.print(line.replace("**", ""), highlight=False, markup=False, soft_wrap=True)
+    for line in notes(measured):
+        console.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
+    if entry.replaced:
+        console.print(f"\nnot as in the paper: {' '.join(entry.replaced.split())}", highlight=False, markup=False)
+
+
+def heading(entry: Entry) -> str:
+    return f"{entry.name}: {entry.shows + ': ' if entry.shows else ''}{entry.title}"
+
+
+def markdown(entry: Entry, measured: Measured) -> str:
+    """The tables and the orderings."""
+    parts, blocks = _parts(entry), []
+    for columns in groups(columns_of(entry, measured), len(parts) > 1):
+        titles = [
+            column.title if len(parts) == 1 else f"{column.title}, {part}" for column in columns for part in parts
+        ]
+        lines = [f"| {columns[0].group} | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+        for row in rows_of(entry, measured):
+            texts = [cells(entry, measured, row, column) for column in columns]
+            shown = [text for triple in texts for text in (triple if len(parts) > 1 else triple[1:2])]
+            lines.append(f"| {row} | " + " | ".join(text or "-" for text in shown) + " |")
+        blocks.append("\n".join(lines))
+    if found := list(orders(entry, measured)):
+        blocks.append("\n".join(found))
+    return "\n\n".join(blocks) + "\n"
+
+
+def page(entry: Entry, measured: Measured) -> str:
+    """The result of one entry as a page of its own."""
+    parts = [f"# {heading(entry)}", PAPERS[entry.paper] + "."]
+    if measured.label:
+        parts.append(f"**{measured.label}**")
+    parts += [entry.about.strip(), entry.replaced.strip(), settings(entry), markdown(entry, measured).strip()]
+    parts += [f"- {line}" for line in notes(measured)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def settings(entry: Entry) -> str:
+    """The runs of the whole entry in words."""
+    if not entry.sweep:
+        return ""
+    shape = entry.sweep
+    shared = [f"`{word}`" for word in shape.get("changes", [])]
+    grid = [f"`{key}` = {', '.join(map(str, values))}" for key, values in shape.get("parameters", {}).items()]
+    rows = [f"{label} (`{' '.join(own)}`)" if own else label for label, own in shape["methods"].items()]
+    seeds = ", ".join(map(str, shape["seeds"]))
+    experiments = ", ".join(f"`{name}`" for name in entry.experiments)
+    return f"Settings: {experiments}; {'; '.join([*shared, *grid, f'seeds {seeds}', *rows])}."
+
+
+def notes(measured: Measured) -> list[str]:
+    """What is missing, and what it took."""
+    found = [f"left out: {what}." for what in measured.left_out]
+    if measured.missing:
+        found.append(f"{measured.missing} runs are not finished; the same command goes on with them.")
+    if measured.seconds:
+        found.append(f"{duration(measured.seconds)} of runs, one after another, on {measured.machine}.")
+    return found
+
+
+def orders(entry: Entry, measured: Measured) -> Iterator[str]:
+    """One line a claim: in which columns it holds, in which not, and where seeds disagree."""
+    for ordering in orderings(entry, measured):
+        quote = f' ("{ordering.says}")' if ordering.says else ""
+        yield f"- {ordering.text}{quote}: {_verdicts(entry, ordering)}"
+
+
+def _verdicts(entry: Entry, ordering: Ordering) -> str:
+    if len(ordering.judged) == 1:
+        one = ordering.judged[0]
+        where = f", {one.column}" if len(entry.columns) > 1 else ""
+        return f"{_mark(one.verdict)}{_expected(one)}{where}: {_gain(one)} in {one.agree} of {one.seeds} seeds."
+    parts = []
+    for verdict in ("holds", "undecided", "does not hold"):
+        members = [one for one in ordering.judged if one.verdict == verdict]
+        if members:
+            each = "; ".join(f"{one.column}{_expected(one)} {_gain(one)}" for one in members)
+            parts.append(f"{_mark(verdict)} in {len(members)} of {len(ordering.judged)} ({each})")
+    return "; ".join(parts) + "."
+
+
+def _mark(verdict: str) -> str:
+    return f"**{verdict}**" if verdict == "does not hold" else verdict
+
+
+def _expected(one: Judged) -> str:
+    return " (the paper has it below)" if one.expected == "below" else ""
+
+
+def _gain(one: Judged) -> str:
+    return f"{one.gain:+,.0f}" if abs(one.gain) >= 1000 else f"{one.gain:+.2f}"
+
+
+def duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,150 @@
+"""What was measured for an entry: numbers by row, column and seed, kept as JSON; and whether claims hold."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from protofed.atomic import write_atomically
+from protofed.errors import UserError
+from protofed.reproduce.entry import Claim, Column, Entry
+
+Verdict = Literal["holds", "does not hold", "undecided"]
+
+
+class Measured(NamedTuple):
+    """The numbers of one entry; rows -> columns -> one number a seed (None: not run, or the method has none)."""
+
+    entry: str
+    label: str  # how it differs from the entry: quick, other data; empty if it does not
+    seeds: list[int]
+    rows: dict[str, dict[str, list[float | None]]]
+    left_out: list[str]
+    missing: int  # runs that are not finished
+    seconds: float  # of the runs, one after another
+    machine: str
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(self._asdict(), indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> "Measured":
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{path} is no result of 'protofed reproduce' ({error}). Remove it and try again."
+            ) from None
+
+    def numbers(self, row: str, column: str) -> list[float | None]:
+        return self.rows.get(row, {}).get(column, [])
+
+
+def columns_of(entry: Entry, measured: Measured) -> list[Column]:
+    """The columns that have a number; in a smaller version there may be others than the entry's."""
+    used = {name for row in measured.rows.values() for name, values in row.items() if _known(values)}
+    known = [column for column in entry.columns if column.name in used]
+    return known + [Column(title=name) for name in sorted(used - {column.name for column in known})]
+
+
+def rows_of(entry: Entry, measured: Measured) -> list[str]:
+    return [row for row in entry.rows if any(_known(values) for values in measured.rows.get(row, {}).values())]
+
+
+class Judged(NamedTuple):
+    """One comparison in one column, over the seeds."""
+
+    column: str
+    expected: Literal["above", "below"]
+    verdict: Verdict
+    gain: float  # mean difference in the column's unit
+    agree: int  # seeds that are as expected
+    seeds: int
+
+
+class Ordering(NamedTuple):
+    """One claim about two rows, in all its columns."""
+
+    text: str
+    says: str
+    judged: list[Judged]
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(one.verdict == verdict for one in self.judged)
+
+
+def orderings(entry: Entry, measured: Measured) -> list[Ordering]:
+    """Every claim that can be judged by what was measured: all seeds agree, or it is undecided."""
+    columns = {column.name: column for column in columns_of(entry, measured)}
+    found = []
+    for claim in entry.claims:
+        for other in claim.above:
+            names = [name for name in claim.in_ or columns if name in columns]
+            judged = [one for name in names if (one := _judge(entry, measured, claim, other, columns[name]))]
+            if judged:
+                found.append(Ordering(_text(claim, other), claim.says, judged))
+    return found
+
+
+def _text(claim: Claim, other: str) -> str:
+    if other == claim.is_:
+        return f"{claim.is_}: higher than at {claim.than}"
+    return f"{claim.is_} above {other}" + (f" ({claim.than})" if claim.than else "")
+
+
+def _judge(entry: Entry, measured: Measured, claim: Claim, other: str, column: Column) -> Judged | None:
+    left = measured.numbers(claim.is_, column.name)
+    right = measured.numbers(other, claim.than or column.name)
+    gains = [a - b for a, b in zip(left, right, strict=False) if a is not None and b is not None]
+    if not gains:
+        return None
+    expected: Literal["above", "below"] = "above"
+    if entry.reported and not claim.says:
+        ours, theirs = entry.paper_number(claim.is_, column.name), entry.paper_number(other, claim.than or column.name)
+        if ours is None or theirs is None or ours.value == theirs.value:
+            return None
+        expected = "above" if ours.value > theirs.value else "below"
+    sign = 1 if expected == "above" else -1
+    agree = sum(sign * gain > 0 for gain in gains)
+    against = sum(sign * gain < 0 for gain in gains)
+    verdict: Verdict = "holds" if agree == len(gains) else "does not hold" if against == len(gains) else "undecided"
+    return Judged(column.name, expected, verdict, scaled(float(np.mean(gains)), column), agree, len(gains))
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def scaled(number: float, column: Column) -> float:
+    return 100 * number if column.unit == "%" else number
+
+
+def show(number: float, column: Column) -> str:
+    """A number in its column's unit."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.2f}"
+
+
+def mean_std(measured: Measured, row: str, column: Column) -> tuple[float, float, int] | None:
+    """Mean and deviation over seeds, and how many there are."""
+    known = [scaled(value, column) for value in _known(measured.numbers(row, column.name))]
+    return (float(np.mean(known)), float(np.std(known)), len(known)) if known else None
+
+
+def cells(entry: Entry, measured: Measured, row: str, column: Column) -> tuple[str, str, str]:
+    """Paper, here and difference as texts."""
+    paper = entry.paper_number(row, column.name) if column in entry.columns else None
+    here = mean_std(measured, row, column)
+    reported = "" if paper is None else show(paper.value, column) + (f" ± {paper.std:.2f}" if paper.std else "")
+    if here is None:
+        return reported, "-" if reported else "", ""
+    mean, std, seeds = here
+    text = show(mean, column) + (f" ± {show(std, column)}" if seeds > 1 and abs(mean) < 1000 else "")
+    difference = "" if paper is None else f"{mean - paper.value:+,.{0 if abs(mean) >= 1000 else 2}f}"
+    return reported, text, difference
+
+
+def as_dict(measured: Measured) -> dict[str, Any]:
+    return {key: value for key, value in measured._asdict().items() if key != "entry"}

@@ -1,0 +1,209 @@
+"""Entries, one or many: their runs in one pool, then for each its numbers, tables and figures."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from protofed.atomic import write_atomically
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.folder import RunFolder
+from protofed.reproduce import figures, render, special
+from protofed.reproduce.entry import Column, Entry, load
+from protofed.reproduce.measure import Done, Views, value
+from protofed.reproduce.plan import Plan, make
+from protofed.reproduce.result import Measured
+from protofed.results import Result, environment
+from protofed.sweep import Cell, Outcome, SweepWatch, run_cells
+from protofed.sweep.run import finished, place
+from protofed.sweep.workers import Placed
+
+RUNS = "runs"  # the folder of all runs: entries share those that are alike
+SPIRAL_SEEDS = [0, 1, 2]
+
+
+class Reproduced(NamedTuple):
+    """What there is of an entry after a command."""
+
+    entry: Entry
+    measured: Measured
+    folder: Path
+    pictures: list[Path]
+
+
+class Report(NamedTuple):
+    """What a command did."""
+
+    done: list[Reproduced]
+    failed: list[Outcome]
+    skipped: list[str]  # entries that cannot be run here, in words
+    stopped: bool  # by the user or because time was up
+
+
+def reproduce(
+    names: Sequence[str],
+    out: Path,
+    *,
+    quick: bool = False,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    limit: float | None = None,
+    watch: SweepWatch | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Run what is not finished of these entries, the most important first, and measure all that is."""
+    entries = sorted((load(name) for name in dict.fromkeys(names)), key=lambda entry: entry.importance)
+    plans, skipped = [], []
+    for entry in entries:
+        try:
+            plans.append(make(entry, quick, data_dir))
+        except UserError as error:
+            if len(entries) == 1:
+                raise
+            skipped.append(str(error))
+    placed = _place([cell for plan in plans if plan.entry.kind == "runs" for cell in plan.cells], out / RUNS)
+    stopped, outcomes = False, []
+    if placed:
+        (out / RUNS).mkdir(parents=True, exist_ok=True)
+        try:
+            with _stopping_after(limit):
+                outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=_brief(watch))
+        except KeyboardInterrupt:
+            stopped = True
+    stopped = stopped or any(outcome.status == "stopped" for outcome in outcomes)
+    done = [_measure(plan, placed, out, data_dir, tell) for plan in plans]
+    return Report(done, [o for o in _once(outcomes) if o.status == "failed"], skipped, stopped)
+
+
+def _brief(watch: SweepWatch | None) -> SweepWatch | None:
+    """The same remark on many runs is made once."""
+    if watch is not None:
+        said, note = set(), watch.note
+
+        def once(text: str) -> None:
+            remark = text.partition(": ")[2] or text
+            if remark not in said:
+                said.add(remark)
+                note(text)
+
+        watch.note = once  # type: ignore[method-assign]
+    return watch
+
+
+def _place(cells: Sequence[Cell], folder: Path) -> list[Placed]:
+    """Where every run is; one that two entries need is there once."""
+    where: dict[str, Path] = {}
+    for cell, path in place(cells, folder):
+        where.setdefault(cell.hash, path)
+    return [Placed(cell, where[cell.hash]) for cell in cells]
+
+
+def _once(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return list({outcome.folder: outcome for outcome in outcomes}.values())
+
+
+@contextmanager
+def _stopping_after(seconds: float | None) -> Iterator[None]:
+    """As if the user pressed Ctrl-C when the time is up: rounds at work are finished and saved."""
+    timer = threading.Timer(seconds or 0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    usual = signal.getsignal(signal.SIGINT)
+    if seconds:
+        if usual is signal.SIG_IGN:  # as in a shell's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, usual)
+
+
+def folder_of(out: Path, entry: Entry, quick: bool) -> Path:
+    return out / f"{entry.name}{'-quick' if quick else ''}"
+
+
+def _measure(
+    plan: Plan, placed: Sequence[Placed], out: Path, data_dir: Path | None, tell: Callable[[str], None]
+) -> Reproduced:
+    """The numbers, the page and the figures of an entry, from the runs that are finished."""
+    folder = folder_of(out, plan.entry, plan.quick)
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    if plan.entry.kind != "runs":
+        measured, pictures = _special(plan, folder, data_dir, tell)
+        measured = measured._replace(seconds=time.perf_counter() - began)
+    else:
+        wanted = {cell.hash for cell in plan.cells}
+        by_hash = {p.cell.hash: (p.folder, s) for p, s in finished([p for p in placed if p.cell.hash in wanted])}
+        done = [Done(c, Result(*by_hash[c.hash])) for c in plan.cells if c.hash in by_hash]
+        views = Views(plan.entry, data_dir, folder / "views")
+        measured = collect(plan, done, views)
+        pictures = figures.draw(plan.entry, measured, done, views, folder)
+    measured.save(folder / "result.json")
+    write_atomically(folder / "result.md", render.page(plan.entry, measured).encode())
+    return Reproduced(plan.entry, measured, folder, pictures)
+
+
+def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
+    """The numbers of every column, one a seed."""
+    seeds = list(dict.fromkeys(int(cell.labels["seed"]) for cell in plan.cells))
+    rows: dict[str, dict[str, list[float | None]]] = {}
+    for column in _columns(plan):
+        for one in done:
+            if special.matches(column, one.cell):
+                row = rows.setdefault(one.cell.labels["method"], {})
+                values = row.setdefault(column.name, [None] * len(seeds))
+                other = partial(_sibling, done, one)
+                values[seeds.index(int(one.cell.labels["seed"]))] = value(column.metric, one, other, views)
+    spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
+    machine = _machine(RunFolder(done[0].result.folder)) if done else ""
+    missing = len({cell.hash for cell in plan.cells}) - len(spent)
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, missing, sum(spent.values()), machine)
+
+
+def _columns(plan: Plan) -> list[Column]:
+    """The entry's columns; where a smaller version has other parameters, one for each of their values."""
+    known = [column for column in plan.entry.columns if any(special.matches(column, cell) for cell in plan.cells)]
+    if known:
+        return known
+    points = [{k: v for k, v in c.labels.items() if k not in ("experiment", "method", "seed")} for c in plan.cells]
+    unique = {", ".join(f"{key.rpartition('.')[2]} = {v}" for key, v in point.items()): point for point in points}
+    return [Column(title=title, at=point) for title, point in unique.items()]
+
+
+def _sibling(done: Sequence[Done], one: Done, method: str) -> Result | None:
+    wanted = one.cell.labels | {"method": method}
+    return next((other.result for other in done if other.cell.labels == wanted), None)
+
+
+def _machine(folder: RunFolder) -> str:
+    return machine(json.loads(folder.file("environment.json").read_text(encoding="utf-8")))
+
+
+def machine(about: dict[str, Any]) -> str:
+    """A GPU by its name, or how many cores."""
+    return str(about["device"]) if about["device"] != "cpu" else f"{about['cpus']} CPU cores"
+
+
+def _special(
+    plan: Plan, folder: Path, data_dir: Path | None, tell: Callable[[str], None]
+) -> tuple[Measured, list[Path]]:
+    pictures: list[Path] = []
+    seeds = [0]
+    if plan.entry.kind == "count":
+        rows = special.count(plan, data_dir)
+    elif plan.entry.kind == "partition":
+        rows, pictures = special.partition(plan, data_dir, folder)
+    else:
+        seeds = plan.entry.quick.seeds if plan.quick else SPIRAL_SEEDS
+        rows, pictures = special.spirals(plan, seeds, folder, tell)
+    here = machine(environment(Experiment(device="cpu")))
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, 0, 0.0, here), pictures

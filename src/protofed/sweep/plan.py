@@ -1,0 +1,260 @@
+"""What a sweep consists of: its file, and the cells that follow from it."""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from protofed import schema
+from protofed.errors import UserError, nearest
+from protofed.experiment import Experiment, find, shipped
+from protofed.methods import METHODS
+
+KEYS = ("experiment", "seeds", "changes", "methods", "parameters")
+DIGITS = 12  # of a cell's hash
+
+
+class Cell(NamedTuple):
+    """One run of a sweep."""
+
+    labels: dict[str, str]  # experiment, method, seed, and each parameter that its method has
+    experiment: Experiment
+    hash: str
+
+    @property
+    def name(self) -> str:
+        """As people read it."""
+        labels = dict(self.labels)
+        parts = [labels.pop("experiment"), labels.pop("method")]
+        seed = labels.pop("seed")
+        return ", ".join([*parts, *(f"{key}={value}" for key, value in labels.items()), f"seed {seed}"])
+
+    @property
+    def folder(self) -> str:
+        """As its folder is called: readable, with the hash by which it is found."""
+        return f"{slug(self.name)[:100].rstrip('-')}-{self.hash}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Methods x experiments x seeds x parameters."""
+
+    experiments: tuple[str, ...]
+    """Names of shipped experiments, or paths."""
+    methods: Mapping[str, Sequence[str]]
+    """Label -> changes; a label that is a method's name implies method=LABEL."""
+    seeds: tuple[int, ...] = (0,)
+    changes: tuple[str, ...] = ()
+    """For every cell; a key of [method] goes to the methods that have it."""
+    parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """A grid: key -> values. A key of [method] goes to the methods that have it."""
+    base: Path = Path()
+    """The folder that paths of experiments may be relative to."""
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any], *changes: str) -> "Sweep":
+        """From a file or its tables, with further changes for every cell."""
+        if isinstance(source, Mapping):
+            raw, base = dict(source), Path()
+        else:
+            raw, base = _read(Path(source)), Path(source).parent
+        for key in raw:
+            if key not in KEYS:
+                raise UserError(f"unknown key {key} in the sweep. {nearest(key, KEYS)}")
+        named = raw.get("experiment", ())
+        sweep = cls(
+            experiments=_words("experiment", [named] if isinstance(named, str) else named),
+            methods=_methods(raw.get("methods", {})),
+            seeds=_seeds(raw.get("seeds", [0])),
+            changes=(*_words("changes", raw.get("changes", []), empty=True), *changes),
+            parameters=_parameters(raw.get("parameters", {})),
+            base=base,
+        )
+        sweep.check()
+        return sweep
+
+    def check(self) -> None:
+        """Raise where a key or a label makes no sense, whatever the experiments say."""
+        for label, own in self.methods.items():
+            method_of(label, own)
+            _refuse_fixed(own, ("seed",))
+        fixed = [*self.changes, *(f"{key}={text(values[0])}" for key, values in self.parameters.items())]
+        _refuse_fixed(fixed, ("method", "method.name", "seed"))
+        names = {label: method_of(label, own) for label, own in self.methods.items()}
+        for word in fixed:
+            if not any(takes(name, word) for name in names.values()):
+                raise UserError(
+                    f"unknown key {word!r}: none of {', '.join(names)} has it. See 'protofed list methods'."
+                )
+
+    def cells(self) -> list[Cell]:
+        """Every run, methods in their order and seeds innermost; a UserError names the cell that cannot be."""
+        found = []
+        for given, (label, own) in itertools.product(self.experiments, self.methods.items()):
+            method = method_of(label, own)
+            shared = [word for word in self.changes if takes(method, word)]
+            grid = {key: values for key, values in self.parameters.items() if takes(method, key)}
+            for values in itertools.product(*grid.values()):
+                point = {key: text(value) for key, value in zip(grid, values, strict=True)}
+                words = [f"method={method}", *shared, *own, *(f"{key}={value}" for key, value in point.items())]
+                for seed in self.seeds:
+                    labels = {"experiment": self._label(given), "method": label, "seed": str(seed)}
+                    labels |= {key: value.strip('"') for key, value in point.items()}
+                    try:
+                        experiment = Experiment.load(self._file(given), *words, f"seed={seed}")
+                    except UserError as error:
+                        raise UserError(f"{Cell(labels, Experiment(), '').name}: {error}") from None
+                    found.append(Cell(labels, experiment, identity(experiment)))
+        return found
+
+    def to_toml(self, folder: Path) -> str:
+        """The sweep as a file that may lie in this folder."""
+        kept = [g if g in shipped() else os.path.relpath(self._file(g), folder) for g in self.experiments]
+        return tomli_w.dumps(
+            {
+                "experiment": kept[0] if len(kept) == 1 else kept,
+                "seeds": list(self.seeds),
+                "changes": list(self.changes),
+                "methods": {label: list(own) for label, own in self.methods.items()},
+                "parameters": {key: list(values) for key, values in self.parameters.items()},
+            }
+        )
+
+    def _file(self, given: str) -> Path:
+        beside = self.base / given
+        return beside if beside.is_file() else find(given)
+
+    def _label(self, given: str) -> str:
+        """An experiment's file name, or where two are called alike all that was given."""
+        stems = [Path(other).stem for other in self.experiments]
+        return given.removesuffix(".toml") if stems.count(Path(given).stem) > 1 else Path(given).stem
+
+
+def identity(experiment: Experiment) -> str:
+    """The hash of all that defines a run. Keys at their defaults do not count, so that a new key changes no hash; a
+    default that changes is noticed when the run's folder is opened."""
+    plain = {
+        "clients": experiment.clients,
+        "model": [choice.name for choice in experiment.model],
+        "method": experiment.method_name,
+        "partition": experiment.to_dict()["partition"]["name"],
+    }
+    usual = Experiment.from_dict(plain).to_dict()
+    here = experiment.to_dict() | {"model": [choice.label for choice in experiment.model]}
+    content = json.dumps([plain, _changed(usual, here)], sort_keys=True, default=list)
+    return hashlib.sha256(content.encode()).hexdigest()[:DIGITS]
+
+
+def _changed(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in here.items():
+        if isinstance(value, dict):
+            if inner := _changed(usual.get(key, {}), value):
+                found[key] = inner
+        elif value != usual.get(key):
+            found[key] = value
+    return found
+
+
+def method_of(label: str, own: Sequence[str]) -> str:
+    """Which method a label of the sweep stands for."""
+    named = [word.partition("=")[2].strip().strip("\"'") for word in own if key_of(word) in ("method", "method.name")]
+    if label in METHODS and named and named[-1] != label:
+        raise UserError(f"methods: {label!r} is a method, but its changes say method={named[-1]}. Use another label.")
+    if not named and label not in METHODS:
+        raise UserError(
+            f"methods: {label!r} is no method. {nearest(label, METHODS)} A label of your own says which method it is: "
+            f'"{label}" = ["method=fedproto", ...].'
+        )
+    return named[-1] if named else label
+
+
+def takes(method: str, word: str) -> bool:
+    """Whether a method has this key ("method.lam", "method.lam=1"); every method has those outside of [method]."""
+    key = key_of(word)
+    if not key.startswith("method."):
+        return True
+    name = key.removeprefix("method.")
+    return name == "preset" or (method in METHODS and name in schema.fields(METHODS[method]))
+
+
+def key_of(word: str) -> str:
+    return word.partition("=")[0].strip()
+
+
+def text(value: Any) -> str:
+    """A value as it stands behind `key=`."""
+    return tomli_w.dumps({"v": value}).partition("=")[2].strip()
+
+
+def slug(name: str) -> str:
+    """Letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9._=]+", "-", name).strip("-.").replace("=", "")
+
+
+def _refuse_fixed(words: Sequence[str], keys: Sequence[str]) -> None:
+    for word in words:
+        if key_of(word) in keys:
+            raise UserError(
+                f"{word!r} cannot be changed here: methods and seeds are what is compared. Name them there."
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"there is no sweep file {str(path)!r}. Write one: see 'protofed sweep --help'.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _words(key: str, value: Any, empty: bool = False) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        raise UserError(f"{key} = {value!r} should be a list of strings.")
+    if not value and not empty:
+        raise UserError(f'the sweep names no {key}. Write, for example, {key} = "demo".')
+    if len(set(value)) < len(value):
+        raise UserError(f"{key} = {list(value)!r} names something twice. Remove one.")
+    return tuple(value)
+
+
+def _methods(value: Any) -> dict[str, tuple[str, ...]]:
+    table = dict.fromkeys(value, ()) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+    if not isinstance(table, dict) or not table:
+        raise UserError("the sweep names no methods. Write a table [methods] with lines such as fedproto = [].")
+    if isinstance(value, list) and len(table) < len(value):
+        raise UserError(f"methods = {value!r} names something twice. Remove one.")
+    return {label: _words(f"methods.{label}", list(own), empty=True) for label, own in table.items()}
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
+    if not whole or not value or len(set(value)) < len(value):
+        raise UserError(f"seeds = {value!r} should be a list of different whole numbers, such as [0, 1, 2].")
+    return tuple(value)
+
+
+def _parameters(value: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
+    """Key -> values; keys with dots may stand in quotes or not."""
+    if not isinstance(value, dict):
+        raise UserError(f'parameters = {value!r} should be a table: write [parameters] and lines "key" = [values].')
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, values in value.items():
+        if isinstance(values, dict):
+            found |= _parameters(values, f"{prefix}{key}.")
+            continue
+        if not isinstance(values, list) or not values:
+            raise UserError(f"parameters: {prefix}{key} = {values!r} should be a list of values to try.")
+        if len({text(v) for v in values}) < len(values):
+            raise UserError(f"parameters: {prefix}{key} = {values!r} has a value twice. Remove one.")
+        found[f"{prefix}{key}"] = tuple(values)
+    return found

@@ -1,0 +1,176 @@
+"""Running a sweep: everything is checked before the first cell starts, and what is finished is not run again."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protofed.atomic import write_atomically
+from protofed.data.domain import Domain
+from protofed.data.sources import load
+from protofed.errors import UserError
+from protofed.folder import RunFolder
+from protofed.prepare import prepare, prepare_split
+from protofed.report.gather import FAILED, LISTING
+from protofed.sweep.plan import Cell, Sweep
+from protofed.sweep.watch import SweepWatch
+from protofed.sweep.workers import Crew, Outcome, Placed, Share
+
+GPU_JOBS = 4  # processes on one GPU
+GPU_MEMORY = 16 * 2**30  # bytes of a GPU for each of them
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    jobs: int | None = None,
+    watch: SweepWatch | None = None,
+) -> list[Outcome]:
+    """Run every cell that is not finished, each in `OUT/<readable>-<hash>`; one outcome a cell, in their order."""
+    out = Path(out)
+    placed = place(sweep.cells(), out)
+
+    def keep() -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "sweep.toml", sweep.to_toml(out).encode())
+        write_atomically(out / LISTING, (json.dumps(_listing(placed), indent=1) + "\n").encode())
+
+    return run_cells(placed, data_dir=data_dir, jobs=jobs, watch=watch, keep=keep)
+
+
+def place(cells: Sequence[Cell], out: Path) -> list[Placed]:
+    """Where every cell is, or will be: a folder is found by its hash, whatever it was called."""
+    there = (
+        {path.name.rpartition("-")[2]: path for path in sorted(out.iterdir()) if path.is_dir()} if out.is_dir() else {}
+    )
+    return [Placed(cell, there.setdefault(cell.hash, out / cell.folder)) for cell in cells]
+
+
+def _listing(placed: Sequence[Placed]) -> list[dict[str, Any]]:
+    return [{"folder": folder.name, "hash": cell.hash, "labels": cell.labels} for cell, folder in placed]
+
+
+def run_cells(
+    placed: Sequence[Placed],
+    *,
+    data_dir: str | Path | None = None,
+    jobs: int | None = None,
+    watch: SweepWatch | None = None,
+    keep: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """Run cells in folders of one's own choice. `keep` is called when all are possible, before the first starts."""
+    watch = watch or SweepWatch()
+    where = Path(data_dir) if data_dir is not None else None
+    kept = {folder: Outcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished(placed)}
+    todo = list({p.folder: p for p in placed if p.folder not in kept}.values())  # two cells may be the same run
+    check_cells(todo, list(kept.values()), where, watch)
+    keep()
+    seeds = [p.cell.experiment.seed for p in placed]
+    todo.sort(key=lambda p: seeds.index(p.cell.experiment.seed))  # a sweep that is stopped has whole seeds
+    shares = share_out([p.cell for p in placed], jobs)
+    outcomes = dict(kept)
+    watch.start([p.cell for p in todo], list(kept.values()), min(len(shares), len(todo)))
+    try:
+        for outcome in Crew(shares, where, watch).work(todo) if todo else ():
+            outcomes[outcome.folder] = outcome
+            _write_reason(outcome)
+            watch.ended(outcome)
+    finally:
+        watch.end()
+    return [
+        outcomes.get(folder, Outcome(cell, folder, "stopped", "not begun"))._replace(cell=cell)
+        for cell, folder in placed
+    ]
+
+
+def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
+    """The cells that need not be run, with their summaries; a UserError where a folder holds something else."""
+    found = []
+    for cell, path in placed:
+        folder = RunFolder(path)
+        try:
+            folder.check(cell.experiment, resume=True)
+            if folder.finished:
+                found.append((Placed(cell, path), folder.summary()))
+        except UserError as error:
+            raise UserError(f"{cell.name}: {error}") from None
+    return found
+
+
+def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path | None, watch: SweepWatch) -> None:
+    """Refuse now what would be refused after hours: data, partitions (once for each) and methods, without a GPU."""
+    domains: list[Domain] | None = None
+    loaded, splits, done = None, {}, set()
+    bad: list[tuple[Cell, UserError]] = []
+    ordered = sorted(todo, key=lambda p: str(p.cell.experiment.data))  # only one data set is in memory at a time
+    for number, (cell, _) in enumerate(ordered):
+        watch.checking(number, len(ordered))
+        plan = cell.experiment
+        try:
+            plan.torch_device()
+            if loaded != plan.data:
+                domains, loaded = None, plan.data
+                domains = load(plan.data, data_dir)
+            if _case(cell) not in splits:
+                splits[_case(cell)] = prepare_split(plan, data_dir, domains)[1].hash
+            alike = str({key: value for key, value in plan.to_dict().items() if key not in ("seed", "optimizer")})
+            if alike not in done:
+                prepare(dataclasses.replace(plan, device="cpu"), data_dir, domains)
+                done.add(alike)
+        except UserError as error:
+            bad.append((cell, error))
+    watch.checking(len(ordered), len(ordered))
+    if bad:
+        more = f" So are {len(bad) - 1} more: {'; '.join(cell.name for cell, _ in bad[1:4])}." if len(bad) > 1 else ""
+        raise UserError(f"{bad[0][0].name} is impossible: {bad[0][1]}{more}")
+    for outcome in kept:
+        now, then = splits.get(_case(outcome.cell)), (outcome.summary or {}).get("partition")
+        if now is not None and now != then:
+            raise UserError(
+                f"{outcome.folder} is finished, but the data here gives another partition for {outcome.cell.name}: "
+                "its numbers could not be compared. Restore the data, or use another --out."
+            )
+
+
+def _case(cell: Cell) -> tuple[Any, ...]:
+    """All that a split depends on."""
+    plan = cell.experiment
+    return str(plan.data), str(plan.partition), plan.clients, plan.seed, plan.evaluate.validation
+
+
+def share_out(cells: Sequence[Cell], jobs: int | None = None) -> list[Share]:
+    """How many processes, and what each has. It does not depend on what is finished: a cell that goes on has the cores
+    it had, and so the same bits."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    devices = {cell.experiment.device for cell in cells}
+    gpus = _gpus() if devices - {"cpu"} else []
+    if jobs is None:
+        threads = max(cell.experiment.engine.threads for cell in cells)
+        jobs = max(1, cores // max(1, threads))
+        if gpus:
+            each = torch.cuda.get_device_properties(0).total_memory // GPU_MEMORY
+            jobs = max(1, min(jobs, len(gpus) * max(1, min(GPU_JOBS, each))))
+        jobs = min(jobs, len({cell.hash for cell in cells}))
+    dealt = len(gpus) > 1 and devices <= {"auto", "cuda", "cpu"}
+    return [Share(max(1, cores // jobs), gpus[i % len(gpus)] if dealt else None) for i in range(jobs)]
+
+
+def _gpus() -> list[str]:
+    """The GPUs that torch sees, by the names that CUDA_VISIBLE_DEVICES knows them by."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named or [str(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def _write_reason(outcome: Outcome) -> None:
+    """A failure's traceback beside the folder, until it succeeds."""
+    path = outcome.folder.with_name(f"{outcome.folder.name}{FAILED}")
+    if outcome.status == "failed":
+        write_atomically(path, (outcome.reason + "\n").encode())
+    elif outcome.status == "done":
+        path.unlink(missing_ok=True)

@@ -1,0 +1,235 @@
+"""The report: what is read, what is left out and said, and that its numbers are right."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed.cli.report import write
+from protofed.errors import UserError
+from protofed.report import html, paper
+from protofed.report.figures import clients, confusion, embeddings, projection, similarity, traffic
+from protofed.report.figures.accuracy import curve
+from protofed.report.groups import group
+from protofed.report.runs import gather
+from written import views, write_run
+
+
+def report(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "protofed", "report", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def shown(*paths: Path) -> dict[str, Any]:
+    found = html.data(gather(paths))
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def figure(data: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(some for some in data["figures"] if some["id"] == name)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "good")
+    write_run(tmp_path / "runs" / "half", seed=1)
+    (tmp_path / "runs" / "half" / "experiment.toml").unlink()
+    write_run(tmp_path / "runs" / "newer", seed=2)
+    plan = tmp_path / "runs" / "newer" / "experiment.toml"
+    plan.write_text("shoe_size = 46\n" + plan.read_text())
+    write_run(tmp_path / "runs" / "other", seed=3)
+    plan = tmp_path / "runs" / "other" / "experiment.toml"
+    plan.write_text(plan.read_text().replace('"fedproto"', '"fedwhatever"'))
+    write_run(tmp_path / "runs" / "torn", seed=4)
+    (tmp_path / "runs" / "torn" / "rounds.jsonl").write_text('{"round": 1, "acc\n{"round": 2}\n')
+    write_run(tmp_path / "runs" / "begun", seed=5, finished=False)
+    (tmp_path / "runs" / "begun" / "rounds.jsonl").write_text("")
+    done = report(str(tmp_path / "runs"), str(tmp_path / "nowhere"), "--out", "page.html")
+    assert done.returncode == 0, done.stderr
+    for name in ("half", "newer", "other", "torn", "begun", "nowhere"):
+        assert sum(f"{name}:" in line for line in done.stderr.splitlines()) == 1, done.stderr
+    assert "shoe_size" in done.stderr
+    assert "fedwhatever" in done.stderr
+    assert "page.html (runs: 1)" in done.stdout
+    data = json.loads(Path("page.html").read_text().split('id="data">')[1].split("</script>")[0])
+    assert len(data["left_out"]) == 6
+    assert [method["label"] for method in data["methods"]] == ["fedproto"]
+
+
+def test_no_readable_run_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="there is no run that can be read"):
+        write(gather([tmp_path / "empty"]), Path("page.html"))
+    assert not Path("page.html").exists()
+
+
+def test_a_damaged_part_costs_its_figure_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "views.npz").write_bytes(b"no zip")
+    some = views(True, 12, 6, np.random.default_rng(0))
+    other = write_run(tmp_path / "other", seed=1)
+    np.savez(other / "views.npz", **{**some, "labels": some["labels"][:5]})  # does not fit the rest
+    data = shown(tmp_path)
+    assert len(data["methods"]) == 1
+    assert ["views.npz" in reason for _, reason in data["remarks"]] == [True, True]
+    assert figure(data, "embeddings")["missing"]
+    assert not figure(data, "confusion")["missing"]
+
+
+def test_an_older_run_has_the_figures_it_can_have(tmp_path: Path) -> None:
+    data = shown(write_run(tmp_path / "old", recorded=False))
+    missing = {some["id"] for some in data["figures"] if some["missing"]}
+    assert missing == {"partition", "embeddings", "similarity", "drift", "confusion", "theory"}
+    assert figure(data, "time")["key"][0][0] == "train and combine"
+
+
+def test_an_unfinished_run_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
+    data = shown(write_run(tmp_path / "run", finished=False))
+    assert "as it stood after round 6 of 12" in data["summary"]["rows"][0]["about"]
+    assert data["summary"]["rows"][0]["cells"][0]["text"] != "-"
+    assert figure(data, "clients")["missing"]
+    line = figure(data, "accuracy")["panels"][0]["plots"]["rounds|accuracy"]["data"][0]
+    assert line["x"][-1] == 6
+
+
+def test_runs_on_other_partitions_or_data_are_not_compared(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", "local", seed)
+        write_run(tmp_path / f"b{seed}", "fedproto", seed)
+    same = shown(tmp_path)
+    assert not same["incomparable"]
+    assert same["headline"]
+    assert any(cell["place"] == 1 for row in same["summary"]["rows"] for cell in row["cells"])
+    write_run(tmp_path / "c0", "fedavg", 0, changes=("model=cnn_digits",), split_seed=7)
+    write_run(tmp_path / "c1", "fedavg", 1, changes=("model=cnn_digits",))
+    other = shown(tmp_path)
+    assert len(other["incomparable"]) == 1
+    assert "partitions with seed 0" in other["incomparable"][0]
+    assert not other["headline"]
+    assert not any(cell["place"] for row in other["summary"]["rows"] for cell in row["cells"])
+
+
+def test_labels_say_what_differs_and_runs_that_repeat_count_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", changes=("method.lam=4",))
+    write_run(tmp_path / "c", seed=1, changes=("method.lam=4",))
+    write_run(tmp_path / "d")
+    data = shown(tmp_path)
+    assert [method["label"] for method in data["methods"]] == ["fedproto, lam=1.0", "fedproto, lam=4.0"]
+    assert [folder.rpartition("/")[2] for folder, _ in data["left_out"]] == ["d"]
+    listing = [
+        {"folder": name, "labels": {"method": label}}
+        for name, label in zip("abc", ("weak", "strong", "strong"), strict=True)
+    ]
+    (tmp_path / "cells.json").write_text(json.dumps(listing))
+    assert [method["label"] for method in shown(tmp_path)["methods"]] == ["weak", "strong"]
+
+
+def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1, 2)]
+    (some,) = group(gather([tmp_path]).runs)
+    rows = [[json.loads(line) for line in (f / "rounds.jsonl").read_text().splitlines()] for f in folders]
+    values = 100 * np.array([[line["accuracy_mean"] for line in lines] for lines in rows])
+    line = curve(some, "accuracy_mean", 100.0)
+    assert line is not None
+    np.testing.assert_allclose(line.y, values.mean(0))
+    np.testing.assert_allclose(line.high, values.mean(0) + values.std(0))
+    sent = curve(some, "accuracy_mean", 100.0, "megabytes")
+    assert sent is not None
+    np.testing.assert_allclose(sent.x, 2700e-6 * np.arange(1, 13))
+
+
+def test_fairness_by_hand() -> None:
+    mean, worst, best, deviation, jain = clients.fairness([0.5] * 19 + [1.0])
+    assert (mean, worst, best) == pytest.approx((52.5, 50.0, 75.0))
+    assert deviation == pytest.approx(100 * np.std([0.5] * 19 + [1.0]))
+    assert jain == pytest.approx(10.5**2 / (20 * (19 * 0.25 + 1)))
+    assert clients.fairness([0.3, 0.3])[-1] == pytest.approx(1.0)
+    assert clients.fairness([0.0, 0.0])[-1] == 1.0  # all equal, though at nothing
+
+
+def test_bytes_by_kind_add_up(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (some,) = group(gather([tmp_path]).runs)
+    assert traffic.by_kind(some, "bytes_up") == pytest.approx({"prototypes": 800, "counts and header": 100})
+
+
+def test_similarity_averages_several_prototypes_and_goes_by_superclass(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", classes=3, superclasses=["b", "a", "b"], names=["x", "y", "z"])
+    some = views(True, 12, 3, np.random.default_rng(0))
+    vectors = np.zeros((3, 4, 8), np.float32)
+    vectors[-1, :, :3] = [[1, 0, 0], [0, 1, 0], [0, 0, 2], [5, 5, 5]]
+    changed = {
+        "global_prototypes": vectors,
+        "global_held": np.array([[True, True, True, False]] * 3),
+        "global_class": np.array([0, 0, 1, 2]),
+    }
+    np.savez(folder / "views.npz", **{**some, **changed})
+    (run,) = gather([folder]).runs
+    classes, cosine = similarity.cosines(run)
+    assert classes.tolist() == [0, 1]
+    np.testing.assert_allclose(cosine, np.eye(2), atol=1e-12)
+    assert similarity.order(run, np.array([0, 1, 2])) == ([1, 0, 2], [1])
+
+
+def test_confusion_is_added_over_seeds(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = write_run(tmp_path / str(seed), seed=seed, classes=2)
+        np.savez(folder / "confusion.npz", personal=np.array([[3, 1], [0, 0]]) * (seed + 1))
+    (heat,) = confusion.make(group(gather([tmp_path]).runs)).panels[0].plots[""].marks
+    np.testing.assert_allclose(heat.z, [[75, 25], [np.nan, np.nan]])  # type: ignore[union-attr]
+
+
+def test_projections_are_common_to_all_rounds_and_the_same_again(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    some = views(True, 12, 6, np.random.default_rng(0))
+    some["z"][1:, 0] = some["z"][0, 0]  # a sample that stays where it is
+    np.savez(folder / "views.npz", **some)
+    (run,) = gather([folder]).runs
+    chosen = projection.choose(run)
+    once, again = projection.project(run, chosen), projection.project(run, chosen)
+    for name in ("t-SNE", "PCA"):
+        np.testing.assert_array_equal(once[name].samples, again[name].samples)
+    assert np.ptp(once["PCA"].samples[:, 0], axis=0) == pytest.approx([0, 0], abs=1e-9)
+    assert np.ptp(once["PCA"].samples[:, 1], axis=0).max() > 0.1
+    assert embeddings.make(group([run])).controls[1].options == ["1", "6", "12"]
+
+
+def test_long_and_large_runs_stay_small(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / str(seed), seed=seed, rounds=1000, clients=1000, classes=40)
+    data = shown(tmp_path)
+    assert len(json.dumps(data)) < 3_000_000
+    notes = " ".join(note for some in data["figures"] for note in some["notes"])
+    for said in ("250 of 1,000 rounds", "1,000 are too many to draw", "400 of 1,000 clients"):
+        assert said in notes
+
+
+def test_figures_for_papers(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "local")
+    write_run(tmp_path / "b", "fedproto", superclasses=["odd", "even"] * 3)
+    _, drawn = html.build(gather([tmp_path]))
+    few = [some for some in drawn if some.id in ("accuracy", "partition", "similarity", "traffic", "embeddings")]
+    few = [some if some.paper is None else replace(some, paper=list(some.paper)[:1]) for some in few]
+    count = paper.save(few, tmp_path / "figures")
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert len(names) == 3 * count
+    for name in ("accuracy-rounds-accuracy.pdf", "partition.svg", "similarity.png", "traffic-share.pdf"):
+        assert (tmp_path / "figures" / name).stat().st_size > 2000, name
+    before = (tmp_path / "figures" / "accuracy-rounds-accuracy.svg").read_bytes()
+    paper.save(few[:1], tmp_path / "figures")
+    assert (tmp_path / "figures" / "accuracy-rounds-accuracy.svg").read_bytes() == before
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    bad = ["</script><script>alert(1)</script>", "<!--", "<b>c</b>", "&amp;", "\u2028", '"']
+    page = html.page(gather([write_run(tmp_path / "run", names=bad)]))
+    assert "alert(1)</script>" not in page
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    heat = figure(data, "similarity")["panels"][0]["plots"][""]["data"][0]
+    assert heat["x"][2] == "&lt;b&gt;c&lt;/b&gt;"

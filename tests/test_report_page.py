@@ -1,0 +1,264 @@
+"""The report's page in a real browser: it draws, hides, moves, and asks nobody for anything."""
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+
+from protofed.report import html
+from protofed.report.runs import gather
+from written import write_run
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"
+)
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# What is drawn in a plot beside its axes; an area is more than nothing also where a line is level.
+MARKS = """
+const box = arguments[0];
+const kinds = '.scatterlayer .js-line, .scatterlayer .point, .barlayer .point path, .heatmaplayer image';
+const drawn = box.querySelectorAll(kinds);
+return [...drawn].filter((mark) => { const b = mark.getBoundingClientRect(); return b.width * b.height > 0; }).length;
+"""
+PLOTS = "return [...document.querySelectorAll('.panel:not([hidden]) .plot')]"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every figure: three methods, two seeds."""
+    folder = tmp_path_factory.mktemp("made")
+    names = ["<b>one</b>", "</script>", "three", "a very long name of a class", "five", "six"]
+    for method, change in (("local", ()), ("fedproto", ()), ("fednh", ("model=cnn_digits",))):
+        for seed in (0, 1):
+            write_run(
+                folder / "runs" / f"{method}{seed}",
+                method,
+                seed,
+                names=names,
+                changes=change,
+                superclasses=["a", "b"] * 3,
+            )
+    page = folder / "page.html"
+    page.write_text(html.page(gather([folder / "runs"])))
+    return page
+
+
+def drawn(browser: webdriver.Chrome, seconds: float = 120) -> None:
+    """Wait until all plots are drawn."""
+    end = time.monotonic() + seconds
+    while browser.execute_script("return document.body.dataset.state") != "drawn":  # type: ignore[no-untyped-call]
+        assert time.monotonic() < end, "the page does not finish drawing"
+        time.sleep(0.05)
+
+
+def visit(browser: webdriver.Chrome, page: Path, width: int = 1200, dark: bool = False) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(page.resolve().as_uri())
+    drawn(browser)
+
+
+def check_sound(browser: webdriver.Chrome) -> None:
+    """No message in the console, and no request but for the file itself."""
+    assert browser.get_log("browser") == []
+    asked = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [each["params"]["request"]["url"] for each in asked if each["method"] == "Network.requestWillBeSent"]
+    assert urls, "the log of requests is empty"
+    assert [url for url in urls if not url.startswith(("file:", "data:"))] == []
+
+
+def check_marks(browser: webdriver.Chrome) -> int:
+    """Every plot shows more than its axes."""
+    plots = browser.execute_script(PLOTS)
+    for plot in plots:
+        marks = browser.execute_script(MARKS, plot)
+        where = browser.execute_script("return arguments[0].closest('section').id", plot)
+        assert marks > 0, f"nothing is drawn in a plot of {where}"
+    return len(plots)
+
+
+def labels(browser: webdriver.Chrome) -> set[str]:
+    """Methods that some plot shows a trace of."""
+    script = PLOTS + ".flatMap((box) => box.data.map((trace) => trace.meta.label)).filter((label) => label)"
+    return set(browser.execute_script(script))
+
+
+def places(browser: webdriver.Chrome, section: str) -> list[str]:
+    script = "return [...document.querySelectorAll(`#${arguments[0]} .point`)].map((p) => p.getAttribute('transform'))"
+    found: list[str] = browser.execute_script(script, section)
+    return found
+
+
+def test_every_figure_is_drawn_without_errors_or_requests(browser: webdriver.Chrome, made: Path) -> None:
+    visit(browser, made)
+    assert check_marks(browser) == 1 + 3 + 2 + 3 + 2 + 3 + 3 + 2 + 1 + 2
+    assert browser.find_elements(By.CSS_SELECTOR, ".missing") == []
+    assert "<b>one</b>" in browser.find_element(By.ID, "similarity").text  # names are no HTML
+    check_sound(browser)
+
+
+def test_a_method_is_hidden_in_all_figures_at_once(browser: webdriver.Chrome, made: Path) -> None:
+    visit(browser, made)
+    assert labels(browser) == {"local", "fedproto", "fednh"}
+    button = browser.find_element(By.CSS_SELECTOR, '.method[data-label="fedproto"]')
+    button.click()
+    drawn(browser)
+    assert labels(browser) == {"local", "fednh"}
+    heads = [head.text for head in browser.find_elements(By.CSS_SELECTOR, ".panel:not([hidden]) h3")]
+    assert not any(head.startswith("fedproto") for head in heads)
+    assert "fedproto" not in browser.find_element(By.CSS_SELECTOR, "#time .yaxislayer-above").text
+    assert browser.find_element(By.CSS_SELECTOR, 'tr[data-label="fedproto"]').get_attribute("class") == "off"
+    browser.find_element(By.ID, "all").click()
+    drawn(browser)
+    assert labels(browser) == {"local", "fedproto", "fednh"}
+    check_sound(browser)
+
+
+def test_the_slider_moves_points_and_choices_change_the_axes(browser: webdriver.Chrome, made: Path) -> None:
+    visit(browser, made)
+    last = places(browser, "embeddings")
+    slider = browser.find_element(By.CSS_SELECTOR, "#embeddings input[type=range]")
+    script = "arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))"
+    browser.execute_script(script, slider)
+    drawn(browser)
+    first = places(browser, "embeddings")
+    assert len(first) == len(last)
+    assert sum(a != b for a, b in zip(first, last, strict=True)) > len(first) / 2
+    assert browser.find_element(By.CSS_SELECTOR, "#embeddings output").text == "1"
+    for figure, option, expected in (("accuracy", "megabytes", "megabytes"), ("embeddings", "PCA", "")):
+        browser.find_element(By.CSS_SELECTOR, f'#{figure} button[data-option="{option}"]').click()
+        drawn(browser)
+        titles = [title.text for title in browser.find_elements(By.CSS_SELECTOR, f"#{figure} .xtitle")]
+        assert expected in "".join(titles)
+    assert places(browser, "embeddings") != first
+    check_sound(browser)
+
+
+def test_new_data_is_shown_and_what_was_chosen_stays(browser: webdriver.Chrome, made: Path, tmp_path: Path) -> None:
+    visit(browser, made)
+    browser.find_element(By.CSS_SELECTOR, '#accuracy button[data-option="seconds"]').click()
+    browser.find_element(By.CSS_SELECTOR, '.method[data-label="local"]').click()
+    write_run(tmp_path / "local", "local", finished=False)
+    write_run(tmp_path / "avg", "fedavg", changes=("model=cnn_digits",))
+    browser.execute_script("update(arguments[0])", html.data(gather([tmp_path])))
+    drawn(browser)
+    assert "seconds" in browser.find_element(By.CSS_SELECTOR, "#accuracy .xtitle").text
+    assert labels(browser) == {"fedavg"}
+    browser.execute_script("update(arguments[0])", html.data(gather([])))
+    drawn(browser)
+    assert "Nothing to show yet" in browser.find_element(By.ID, "alerts").text
+    check_sound(browser)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_a_phone_by_day_and_by_night(browser: webdriver.Chrome, made: Path, dark: bool) -> None:
+    visit(browser, made, width=390, dark=dark)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.execute_script(colour) == ("rgb(18, 22, 27)" if dark else "rgb(255, 255, 255)")
+    check_marks(browser)
+    browser.find_element(By.ID, "theme").click()
+    drawn(browser)
+    assert browser.execute_script(colour) == ("rgb(255, 255, 255)" if dark else "rgb(18, 22, 27)")
+    check_sound(browser)
+
+
+def test_it_prints_in_light_colours_whatever_the_screen_has(browser: webdriver.Chrome, made: Path) -> None:
+    visit(browser, made, dark=True)
+    theme = "document.documentElement.dataset.theme"
+    browser.execute_script(f"window.printed = []; addEventListener('beforeprint', () => printed.push({theme}))")
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
+    content = base64.b64decode(printed["data"])
+    assert content.startswith(b"%PDF")
+    assert len(content) > 50_000
+    assert browser.execute_script("return printed") == ["light"]
+    drawn(browser)
+    assert browser.execute_script(f"return {theme}") == "dark"
+    check_marks(browser)
+    check_sound(browser)
+
+
+def test_the_report_of_a_comparison(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    words = [
+        "local",
+        "fedproto",
+        "--experiment",
+        "demo",
+        "clients=6",
+        "rounds=3",
+        "partition.shots=5",
+        "--seeds",
+        "0,1",
+    ]
+    command = [sys.executable, "-m", "protofed", "compare", *words, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in done.stdout.replace("\n", "")
+    visit(browser, tmp_path / "out" / "report.html")
+    assert labels(browser) == {"local", "fedproto"}
+    drawn_here = {
+        section.get_attribute("id") for section in browser.find_elements(By.CSS_SELECTOR, "section:has(.plot)")
+    }
+    assert drawn_here >= {"accuracy", "clients", "partition", "traffic", "time"}
+    check_marks(browser)
+    check_sound(browser)
+
+
+def test_many_runs_stay_usable(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    methods = ("local", "fedavg", "fedprox", "fedper", "fedproto", "fednh", "fedpr", "ditto", "fedrep", "fedbabu")
+    for method in methods:
+        for seed in range(5):
+            run: dict[str, Any] = {
+                "rounds": 100,
+                "clients": 100,
+                "recorded": seed == 0,
+                "changes": ("model=cnn_digits",),
+            }
+            folder = write_run(tmp_path / "runs" / f"{method}{seed}", method, seed, **run)
+            (folder / "views.npz").unlink(missing_ok=True)  # eight projections would take most of the time
+    write_run(
+        tmp_path / "runs" / "long", "fednh", 0, changes=("method.rho=0.98765", "optimizer.weight_decay=0.00012345")
+    )
+    page = tmp_path / "page.html"
+    page.write_text(html.page(gather([tmp_path / "runs"])))
+    assert page.stat().st_size < 10_000_000
+    visit(browser, page, width=390)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    check_marks(browser)
+    check_sound(browser)

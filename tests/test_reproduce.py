@@ -1,0 +1,384 @@
+"""The papers' tables and figures: entries are right and valid, they run, go on after a kill, and claims are judged."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed import cli
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.reproduce import embed, page, plan, render
+from protofed.reproduce.entry import Column, Entry, load, names, parse
+from protofed.reproduce.measure import Done, Views, value
+from protofed.reproduce.result import Measured, orderings
+from protofed.results import Result
+from protofed.sweep import Cell
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ("MNIST", "Digit-5", "Office-10", "DomainNet")
+WANTED = {
+    "fedproto": ["table-mnist", "table-femnist", "table-cifar10", "figure-tsne", "figure-k", "figure-lambda"],
+    "fednh": [f"table-{t}-{d}" for t in (1, 3) for d in ("cifar10", "cifar100", "tiny")]
+    + ["table-2", *(f"figure-{n}" for n in (1, 2, 3, 4, 6, 8))],
+    "fedpr": ["figure-2", "figure-3"],
+    "mpfedcl": [*(f"table-{n}" for n in (2, 5, 6, 7, 8)), *(f"figure-{n}" for n in (1, 5, 6, 7, 8, 9, 10))],
+}
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert {f"{paper}/{name}" for paper, some in WANTED.items() for name in some} <= set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_entry_is_valid(name: str) -> None:
+    """Every run that it may ask for, in full, quick and on digits, is valid, and every column belongs to some run."""
+    entry = load(name)
+    cells = plan.check(entry)
+    assert cells or entry.kind == "spiral"
+    for column in entry.columns if cells else []:
+        at = [all(cell.labels.get(k) == v for k, v in column.at.items()) for cell in cells]
+        assert any(at), f"no run of {name} is in the column {column.name}"
+    assert set(entry.reported) <= set(entry.rows)
+
+
+# what is typed in, against the papers
+
+
+@pytest.fixture(scope="module")
+def papers() -> dict[str, str]:
+    folder = ROOT.parent / "shared" / "papers"
+    if not folder.is_dir():
+        pytest.skip("needs the papers' texts in ../shared/papers")
+    files = {"fedproto": "fedproto-v1-with-tables", "fednh": "fednh", "fedpr": "fedpr", "mpfedcl": "mp-fedcl"}
+    return {paper: (folder / f"{file}.txt").read_text(encoding="utf-8") for paper, file in files.items()}
+
+
+def test_fedproto_as_reported(papers: dict[str, str]) -> None:
+    """Row by row: a method's six numbers follow each other in the paper's table."""
+    text = re.sub(r"</?b>|</?math>|\s", "", papers["fedproto"].replace("$\\pm$", "±"))
+    tables = dict(zip(("mnist", "femnist", "cifar10"), text.split("StdevofnTest".replace("n", "$n$"))[1:], strict=True))
+    titles = {"fesem": "FeSEM", "fedprox": "FedProx", "fedper": "FedPer", "fedavg": "FedAvg"}
+    titles |= {"fedproto": "FedProto", "fedproto-mh": "FedProto-mh"}
+    for data, table in tables.items():
+        spreads = ("2", "3") if data == "mnist" else ("1", "2")
+        for row, numbers in load(f"fedproto/table-{data}").reported.items():
+            first, second = ("".join(n.replace(" ", "") for n in half) for half in (numbers[:3], numbers[3:6]))
+            start = table.index(f"{titles[row]}{spreads[0]}{first}")
+            assert f"{spreads[1]}{second}" in table[start : start + 200], (data, row)
+
+
+@pytest.mark.parametrize("table", [1, 3])
+def test_fednh_as_reported(papers: dict[str, str], table: int) -> None:
+    lines = [re.sub(r"[^\d.±]+", " ", line).split() for line in papers["fednh"].splitlines() if "±" in line]
+    lines = [[word for word in line if word != "±" and re.fullmatch(r"\d+\.\d+", word)] for line in lines]
+    for data in ("cifar10", "cifar100", "tiny"):
+        for row, numbers in load(f"fednh/table-{table}-{data}").reported.items():
+            assert " ".join(numbers).replace(" ±", "").split() in lines, (data, row)
+
+
+def test_fednh_fairness_as_reported(papers: dict[str, str]) -> None:
+    for row, numbers in load("fednh/table-2").reported.items():
+        pairs = "\t".join(f"{mean} ± {std}" for mean, std in zip(numbers[::2], numbers[1::2], strict=True))
+        assert re.search(rf"^{row}\t{re.escape(pairs)}$", papers["fednh"], re.MULTILINE | re.IGNORECASE), row
+
+
+@pytest.mark.parametrize("table", ["table-5", "table-6", "table-7", "table-8"])
+def test_mpfedcl_as_reported(papers: dict[str, str], table: str) -> None:
+    text = papers["mpfedcl"]
+    for row, numbers in load(f"mpfedcl/{table}").reported.items():
+        written = [re.sub(r"(.*) ± (.*)", r"\1(\2)", number) for number in numbers]
+        if table == "table-5":  # there a row is a domain
+            assert all(number in text for number in written), row
+            continue
+        pieces = [written] if table == "table-6" else [written[:2], written[2:]]
+        for piece in pieces:
+            between = r" (?:\\approx 600 |\\approx 380 )?"
+            assert re.search(between.join(map(re.escape, piece)), text), (row, piece)
+
+
+def test_fedpr_and_counts_as_reported(papers: dict[str, str]) -> None:
+    assert "FedPR and FedAvg is 94.62% and 91.57%" in papers["fedpr"]
+    assert "FedPR and FedAvg is 86.05% and 79.04%" in papers["fedpr"]
+    assert load("fedpr/figure-2").reported == {"fedavg": ["91.57"] * 2, "fedpr": ["94.62"] * 2}
+    assert load("fedpr/figure-3").reported == {"fedavg": ["79.04"] * 2, "fedpr": ["86.05"] * 2}
+    (counts,) = load("mpfedcl/table-2").reported.values()
+    for title, model, prototypes in zip(DATA, counts[::2], counts[1::2], strict=True):
+        assert f"{title} {int(model):,} {int(prototypes):,}" in papers["mpfedcl"]
+
+
+# judging
+
+
+def _entry(**fields: Any) -> Entry:
+    usual: dict[str, Any] = {
+        "name": "fedproto/x", "shows": "Table", "title": "t", "importance": 1, "about": "",
+        "sweep": {"methods": {"a": ["method=local"], "b": ["method=fedavg"]}},
+        "columns": [Column(title="x"), Column(title="y")],
+    }  # fmt: skip
+    return Entry(**(usual | fields))
+
+
+def _measured(**rows: dict[str, list[float | None]]) -> Measured:
+    return Measured("fedproto/x", "", [0, 1], rows, [], 0, 1.0, "here")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([0.9, 0.8], [0.7, 0.7], "holds"),
+        ([0.9, 0.6], [0.7, 0.7], "undecided"),
+        ([0.6, 0.6], [0.7, 0.7], "does not hold"),
+        ([0.7, 0.8], [0.7, 0.7], "undecided"),  # equal is not above
+        ([0.9, None], [0.7, 0.7], "holds"),  # in the one seed that is there
+    ],
+)
+def test_claims_hold_if_all_seeds_agree(ours: list[float | None], theirs: list[float | None], verdict: str) -> None:
+    entry = _entry(claims=[{"is": "a", "above": ["b"]}])
+    (found,) = orderings(entry, _measured(a={"x": ours}, b={"x": theirs}))
+    assert [one.verdict for one in found.judged] == [verdict]
+
+
+def test_the_papers_own_order_is_what_is_expected() -> None:
+    entry = _entry(claims=[{"is": "a", "above": ["b"]}], reported={"a": ["90", "80 ± 1.5"], "b": ["95.5", "70"]})
+    (found,) = orderings(entry, _measured(a={"x": [0.9, 0.9], "y": [0.7, 0.6]}, b={"x": [0.95, 0.96], "y": [0.8, 0.8]}))
+    assert [(one.column, one.expected, one.verdict) for one in found.judged] == [
+        ("x", "below", "holds"),
+        ("y", "above", "does not hold"),
+    ]
+    text = "\n".join(render.orders(entry, _measured(a={"x": [0.9, 0.9]}, b={"x": [0.95, 0.96]})))
+    assert "a above b: holds (the paper has it below), x: -5.50 in 2 of 2 seeds." in text
+
+
+def test_difference_is_ours_less_theirs() -> None:
+    entry = _entry(reported={"a": ["90.5 ± 1.25", ""], "b": ["", ""]})
+    table = render.markdown(entry, _measured(a={"x": [0.93, 0.95]}))
+    assert "| a | 90.50 ± 1.25 | 94.00 ± 1.00 | +3.50 |" in table
+
+
+@pytest.mark.parametrize("text", ["97,1", "97 +- 1", "about 90"])
+def test_a_reported_number_is_a_number(text: str) -> None:
+    with pytest.raises(ValueError, match="is no number"):
+        parse(text)
+
+
+# measuring
+
+
+def test_metrics(tmp_path: Path) -> None:
+    def run(name: str, seconds: float) -> Result:
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [{"round": r, "seconds": seconds, "acc": r / 100 if r % 2 else None} for r in range(1, 21)]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        clients = [{"domain": d, "accuracy": a, "pm_l": a} for d, a in (("m", 0.5), ("u", 0.7), ("m", 0.7))]
+        (folder / "clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in clients))
+        return Result(folder, {"acc": 0.3, "none": None})
+
+    slow, fast = run("slow", 2.0), run("fast", 0.5)
+    done = Done(Cell({"method": "slow"}, Experiment(), "0"), slow)
+    views = Views(_entry(), None, tmp_path)
+    found = {
+        metric: value(metric, done, lambda method: {"fast": fast}.get(method), views)
+        for metric in (
+            "acc",
+            "acc@10",
+            "acc@last",
+            "none|acc",
+            "none@last",
+            "acc@time:fast",
+            "acc@time:no",
+            "domain:m",
+            "spread:pm_l",
+        )
+    }
+    assert found["acc"] == found["none|acc"] == 0.3
+    assert found["acc@10"] == pytest.approx(0.05)
+    assert found["acc@last"] == pytest.approx(0.15)
+    assert found["acc@time:fast"] == pytest.approx(0.05)  # 10 s are five rounds of two seconds
+    assert found["none@last"] is None
+    assert found["acc@time:no"] is None
+    assert found["domain:m"] == pytest.approx(0.6)
+    assert found["spread:pm_l"] == pytest.approx(np.std([0.5, 0.7, 0.7]))
+
+
+def test_numbers_of_embeddings() -> None:
+    y = np.tile(np.repeat(np.arange(3), 20), 2)
+    client = np.repeat([0, 1], 60)
+    centres = np.array([[1.0, 0, 0], [0, 1, 0.3], [0, 0.9, 0.5]])
+    z = centres[y] + 0.01 * np.random.default_rng(0).normal(size=(120, 3))
+    view = {"z": z, "y": y, "client": client, "classes": np.arange(3)}
+    alike = embed.numbers(view)
+    turned = embed.numbers(view | {"z": np.where(client[:, None] == 0, z, centres[(y + 1) % 3] + (z - centres[y]))})
+    for numbers in (alike, turned):
+        assert all(number is not None for number in numbers.values())
+    assert alike["agreement"] > 0.99 > 0.5 > turned["agreement"]  # type: ignore[operator]
+    assert alike["classes"] > 0.7 > turned["classes"]  # type: ignore[operator]
+    assert abs(alike["clients"]) < 0.3 < turned["clients"]  # type: ignore[operator, arg-type]
+    assert alike["semantics"] > 0.5  # type: ignore[operator]
+    groups = embed.numbers({"vectors": centres, "groups": np.array([0, 1, 1])})
+    assert groups["gap"] == pytest.approx(groups["within"] - groups["between"])  # type: ignore[operator]
+    assert groups["within"] > 0.9 > groups["between"]  # type: ignore[operator]
+
+
+# the command
+
+
+def _reproduce(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, without any data."""
+    clean = {key: text for key, text in os.environ.items() if key != "PROTOFED_DATA"}
+    command = [sys.executable, "-m", "protofed", "reproduce", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=clean)
+
+
+def _main(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """In this process, without any data."""
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", ["protofed", "reproduce", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (0, None), end.value.code
+
+
+def test_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _main(monkeypatch, "--list")
+    shown = capsys.readouterr().out
+    for name in names():
+        assert f" {name} " in shown
+    assert "on an H200" in shown
+
+
+def test_table_mnist_quick_without_any_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = _reproduce("fedproto/table-mnist", "--quick", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert "on the built-in 8x8 digits" in done.stdout
+    assert "quick version" in done.stdout
+    assert re.search(r"^fedproto +│ 97\.13 ± 0\.30 │ \d\d\.\d\d ± \d+\.\d\d │", done.stdout, re.MULTILINE)
+    assert re.search(r"^- fedproto above fedavg: (holds|does not hold|undecided)", done.stdout, re.MULTILINE)
+    folder = Path("out/fedproto/table-mnist-quick")
+    measured = Measured.load(folder / "result.json")
+    assert list(measured.rows) == load("fedproto/table-mnist").rows
+    assert measured.missing == 0
+    for row in measured.rows.values():
+        assert all(0.5 < number <= 1 for number in row["half-range 2, n = 3"] if number is not None)
+    assert "**quick version" in (folder / "result.md").read_text()
+    _main(monkeypatch, "fedproto/table-mnist", "--quick", "--out", "out")
+    assert "all 14 cells are finished" in capsys.readouterr().out
+    assert Measured.load(folder / "result.json") == measured
+
+
+def test_a_killed_one_goes_on() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "protofed",
+        "reproduce",
+        "fedpr/figure-2",
+        "--quick",
+        "--out",
+        "out",
+        "--jobs",
+        "1",
+    ]
+    env = {key: text for key, text in os.environ.items() if key != "PROTOFED_DATA"}
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    runs = Path("out/runs")
+    deadline = time.monotonic() + 300
+    while len(list(runs.glob("*/rounds.jsonl"))) < 2 and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert first.poll() is None, "it ended before it could be killed"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    finished = {path: path.stat().st_mtime_ns for path in runs.glob("*/summary.json")}
+    assert 1 <= len(finished) < 4
+    again = _reproduce("fedpr/figure-2", "--quick", "--out", "out")
+    assert again.returncode == 0, again.stderr
+    assert f"{len(finished)} finished before" in again.stdout
+    assert len(list(runs.iterdir())) == 4
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    for kind in ("png", "svg", "pdf"):
+        assert Path(f"out/fedpr/figure-2-quick/figure.{kind}").stat().st_size > 5000
+
+
+def test_time_that_is_up_stops_cleanly() -> None:
+    words = ("fednh/figure-2", "--quick", "--out", "out", "--jobs", "1")
+    done = _reproduce(*words, "--limit", "1s")
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "The same command goes on." in done.stdout
+    assert Measured.load(Path("out/fednh/figure-2-quick/result.json")).missing == 6
+
+
+def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    _main(monkeypatch, "mpfedcl/table-2", "mpfedcl/figure-6", "--quick", "--out", "out")
+    assert Path("out/mpfedcl/figure-6-quick/mnist.png").is_file()
+    assert not Path("out/runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fedproto/table-mnist", "--out", "out"], "needs data that is not there"),
+        (["fedproto/table-minst"], "Did you mean 'fedproto/table-mnist'"),
+        (["fedpr/figure-2", "--quick", "--limit", "soon"], "should be a time"),
+        ([], "--list"),
+        (["--write", "--out", "out"], "is for a checkout"),
+        (["nothing/"], "names nothing"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    monkeypatch.setattr(sys, "argv", ["protofed", "reproduce", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+    assert not Path("out").exists()
+
+
+def test_domains_that_are_there_are_used(real_data: Path) -> None:
+    made = plan.make(load("mpfedcl/table-5"), False, real_data)
+    assert made.left_out == ["mpfedcl/digit5_feature: without synth, which is not found"]
+    assert {cell.experiment.clients for cell in made.cells} == {4}
+    made = plan.make(load("fedproto/figure-lambda"), False, real_data)
+    assert made.label == "MNIST instead of FEMNIST"
+    with pytest.raises(UserError, match="tiny_imagenet not found"):
+        plan.make(load("fednh/table-1-tiny"), False, real_data)
+
+
+# the page
+
+
+def test_results_page_is_what_its_generator_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert page.PAGE.read_text(encoding="utf-8") == page.whole(page.kept())
+
+
+def test_write_brings_results_into_the_page() -> None:
+    for path in (page.PAGE, page.NUMBERS):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, path)
+    columns = [column.name for column in load("fedpr/figure-2").columns]
+    rows = {row: {name: [x, x] for name in columns} for row, x in (("fedavg", 0.9157), ("fedpr", 0.9462))}
+    Measured("fedpr/figure-2", "", [0, 1], rows, [], 0, 60.0, "a machine").save(Path("out/fedpr/figure-2/result.json"))
+    Path("out/fedpr/figure-2/figure.png").write_bytes(b"a picture")
+    assert page.write(Path("out"))[0] == "fedpr/figure-2: 2 seeds"
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert "| fedpr | 94.62 | 94.62 ± 0.00 | +0.00 |" in text
+    assert "measured, 2 seeds: 60 s of runs on a machine" in text
+    assert "](images/reproduce/fedpr-figure-2-figure.png)" in text
+    assert Path("docs/images/reproduce/fedpr-figure-2-figure.png").read_bytes() == b"a picture"
+    assert json.loads(page.NUMBERS.read_text())["fedpr/figure-2"]["seeds"] == [0, 1]

@@ -1,0 +1,352 @@
+"""Sweeps: what follows from a file, what is refused, and that no cell is lost, run twice or taken down with another."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed import Experiment, UserError, run
+from protofed.cli import sweep as cli
+from protofed.folder import RunFolder
+from protofed.sweep import Outcome, Sweep, SweepWatch, run_sweep
+from protofed.sweep import run as running
+from protofed.sweep.plan import Cell, identity
+from protofed.sweep.run import check_cells, place, share_out
+from protofed.sweep.view import Estimate
+from protofed.sweep.workers import Placed
+
+TINY = ["rounds=2", "clients=4", "partition.shots=4", "model=mlp_digits", "evaluate.pm_clients=1"]
+
+
+def sweep(**changed: Any) -> Sweep:
+    usual = {"experiment": "demo", "seeds": [0], "changes": TINY, "methods": {"local": [], "fedproto": []}}
+    return Sweep.load(usual | changed)
+
+
+def hashes(plan: Sweep) -> list[str]:
+    return [cell.hash for cell in plan.cells()]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What a run gave round by round, without what depends on the clock."""
+    return [
+        {k: v for k, v in line.items() if "seconds" not in k and k != "parts"} for line in RunFolder(folder).rounds()
+    ]
+
+
+# what follows from a file
+
+
+def test_cells_are_methods_x_experiments_x_seeds_x_parameters() -> None:
+    methods = {"local": [], "strong": ["method=fedproto", "method.lam=4"]}
+    grid = {"optimizer.lr": [0.01, 0.1], "method.source": ["clean", "inloop"]}
+    plan = sweep(methods=methods, seeds=[3, 1], parameters=grid)
+    cells = plan.cells()
+    assert len(cells) == (2 + 4) * 2  # local does not have method.source, so it is not run twice
+    assert [c.labels["seed"] for c in cells[:2]] == ["3", "1"]
+    strong = cells[-1]
+    assert strong.labels == {
+        "experiment": "demo", "method": "strong", "seed": "1", "optimizer.lr": "0.1", "method.source": "inloop",
+    }  # fmt: skip
+    assert (strong.experiment.method.lam, strong.experiment.method.source) == (4.0, "inloop")
+    assert (strong.experiment.optimizer.lr, strong.experiment.rounds, strong.experiment.seed) == (0.1, 2, 1)
+    assert len(set(hashes(plan))) == len(cells)
+    assert re.fullmatch(r"demo-strong-optimizer.lr0.1-method.sourceinloop-seed-1-[0-9a-f]{12}", strong.folder)
+
+
+def test_a_hash_is_of_the_experiment_not_of_its_names() -> None:
+    (plain,) = hashes(sweep(methods={"fedproto": []}))
+    renamed = sweep(methods={"mine": ["method=fedproto"]}, changes=[*TINY[1:], "rounds=2"])
+    assert hashes(renamed) == [plain]
+    assert hashes(sweep(methods={"fedproto": []}, changes=[*TINY, "optimizer.clip=0.0", "engine.threads=0"])) == [plain]
+    for change in ("optimizer.lr=0.051", "method.lam=1.01", "model.dim=16", "partition.ways=4", "engine.ordered=true"):
+        assert hashes(sweep(methods={"fedproto": []}, changes=[*TINY, change])) != [plain], change
+
+
+def test_a_key_that_comes_later_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Experiment.load("demo", *TINY)
+    before, usual = identity(plan), Experiment.to_dict
+    monkeypatch.setattr(Experiment, "to_dict", lambda self: usual(self) | {"later": {"key": 1}})
+    assert identity(plan) == before
+
+
+def test_experiments_are_found_beside_the_sweep_and_the_kept_file_says_the_same() -> None:
+    Path("plans").mkdir()
+    Path("plans/mine.toml").write_text('rounds = 3\n[method]\nname = "local"\n')
+    Path("plans/s.toml").write_text(
+        'experiment = ["mine.toml", "demo"]\nmethods = ["local", "fedproto"]\n[parameters]\noptimizer.lr = [0.1]\n'
+    )
+    plan = Sweep.load("plans/s.toml", "batch_size=4")
+    assert [c.labels["experiment"] for c in plan.cells()] == ["mine", "mine", "demo", "demo"]
+    assert {c.experiment.batch_size for c in plan.cells()} == {4}
+    Path("out").mkdir()
+    Path("out/sweep.toml").write_text(plan.to_toml(Path("out")))
+    assert hashes(Sweep.load("out/sweep.toml")) == hashes(plan)
+
+
+BAD = {
+    "an unknown key": ({"seed": [1]}, ["unknown key seed", "'seeds'"]),
+    "no method": ({"methods": {}}, ["no methods"]),
+    "a wrong label": ({"methods": {"fedprot": []}}, ["'fedprot'", "Did you mean 'fedproto'?"]),
+    "a label that is another method": ({"methods": {"local": ["method=fedproto"]}}, ["'local'", "fedproto"]),
+    "no experiment": ({"experiment": []}, ["no experiment"]),
+    "a missing experiment": ({"experiment": "nowhere"}, ["nowhere", "seed 0"]),
+    "a seed twice": ({"seeds": [1, 1]}, ["seeds = [1, 1]"]),
+    "a seed that is none": ({"seeds": [0.5]}, ["seeds = [0.5]"]),
+    "a seed among the changes": ({"changes": ["seed=3"]}, ["'seed=3'"]),
+    "a method among the changes": ({"changes": ["method=local"]}, ["'method=local'"]),
+    "a parameter nobody has": ({"parameters": {"method.nope": [1]}}, ["method.nope", "local, fedproto"]),
+    "a parameter without values": ({"parameters": {"rounds": []}}, ["rounds = []"]),
+    "a parameter that is no list": ({"parameters": {"rounds": 3}}, ["rounds = 3", "list"]),
+    "a value twice": ({"parameters": {"rounds": [3, 3]}}, ["rounds = [3, 3]", "twice"]),
+    "a value out of range": (
+        {"parameters": {"optimizer.lr": [0.1, -1]}}, ["demo, local, optimizer.lr=-1, seed 0", "optimizer.lr = -1"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_that_makes_no_sense_is_refused(case: str) -> None:
+    changed, parts = BAD[case]
+    with pytest.raises(UserError) as caught:
+        run_sweep(sweep(**changed), "out")
+    for part in parts:
+        assert part in str(caught.value)
+    assert not Path("out").exists()
+
+
+def test_an_impossible_cell_is_named_before_the_first_starts() -> None:
+    plan = sweep(experiment="demo", changes=TINY[:3], methods={"local": [], "fedavg": []}, seeds=[0, 1])
+    with pytest.raises(UserError, match=r"demo, fedavg, seed 0 is impossible: .*averages one architecture"):
+        run_sweep(plan, "out")
+    plan = sweep(parameters={"partition.shots": [4, 100]})
+    with pytest.raises(
+        UserError, match=r"shots=100, seed 0 is impossible: .*training samples.*So are 1 more: .*fedproto"
+    ):
+        run_sweep(plan, "out")
+    assert not Path("out").exists()
+
+
+def test_data_is_loaded_and_dealt_once_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Any] = []
+    load, split = running.load, running.prepare_split
+    monkeypatch.setattr(running, "load", lambda *a: counted.append("load") or load(*a))
+    monkeypatch.setattr(running, "prepare_split", lambda *a: counted.append("split") or split(*a))
+    plan = sweep(seeds=[0, 1], parameters={"optimizer.lr": [0.01, 0.1], "evaluate.validation": [0.0, 0.2]})
+    check_cells([Placed(cell, Path("x")) for cell in plan.cells()], [], None, SweepWatch())
+    assert sorted(counted) == ["load", *["split"] * 4]  # one for each seed and validation part
+
+
+# running
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+    """A sweep of four cells on two processes."""
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    return out, run_sweep(sweep(seeds=[0, 1]), out, jobs=2)
+
+
+def test_every_cell_is_a_run_folder(done: tuple[Path, list[Outcome]]) -> None:
+    out, outcomes = done
+    assert [o.status for o in outcomes] == ["done"] * 4
+    assert [o.cell.name for o in outcomes] == [f"demo, {m}, seed {s}" for m in ("local", "fedproto") for s in (0, 1)]
+    for outcome in outcomes:
+        assert outcome.folder.name.endswith(f"-{outcome.cell.hash}")
+        assert outcome.result is not None
+        assert outcome.result.summary == RunFolder(outcome.folder).summary()
+    alone = run(outcomes[2].cell.experiment, "alone", cores=share_out([o.cell for o in outcomes], 2)[0].cores)
+    assert lines(alone.folder) == lines(outcomes[2].folder)
+    assert hashes(Sweep.load(out / "sweep.toml")) == [o.cell.hash for o in outcomes]
+    environment = json.loads((outcomes[0].folder / "environment.json").read_text())
+    assert environment["command"] == sys.argv  # of the sweep, not of its worker
+
+
+def test_what_is_finished_is_never_run_again(done: tuple[Path, list[Outcome]]) -> None:
+    out, before = done
+    stamps = {o.cell.hash: (o.folder / "summary.json").stat().st_mtime_ns for o in before}
+    assert [o.status for o in run_sweep(sweep(seeds=[0, 1]), out)] == ["kept"] * 4
+    other = sweep(seeds=[1, 2], methods={"mine": ["method=fedproto"]})  # fewer methods, another name, one more seed
+    assert [o.status for o in run_sweep(other, out)] == ["kept", "done"]
+    again = run_sweep(sweep(seeds=[0, 1, 2], methods={"fedproto": []}), out)
+    assert [o.status for o in again] == ["kept"] * 3
+    for outcome in before:
+        assert (outcome.folder / "summary.json").stat().st_mtime_ns == stamps[outcome.cell.hash]
+
+
+def test_two_labels_of_one_experiment_are_one_run() -> None:
+    cells = sweep(methods={"local": [], "alone": ["method=local"]}).cells()
+    one, other = place(cells, Path("out"))
+    assert [cell.labels["method"] for cell in (one.cell, other.cell)] == ["local", "alone"]
+    assert one.folder == other.folder
+
+
+def test_a_cell_that_another_process_writes_is_waited_for_and_other_data_is_refused() -> None:
+    def write(shift: int) -> None:
+        y = (np.arange(80) + shift) // 10 % 4
+        x = np.random.default_rng(0).normal(size=(80, 1, 8, 8)).astype(np.float32)
+        np.savez("mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+    write(0)
+    changes = [*TINY, "data.name=mine.npz", "partition.ways=2", "partition.shots=2"]
+    plan = sweep(methods={"local": []}, changes=changes)
+    ((_, folder),) = place(plan.cells(), Path("out"))
+    released = []
+    with ExitStack() as lock:
+        lock.enter_context(RunFolder(folder).locked())
+
+        class Release(SweepWatch):
+            def ended(self, outcome: Outcome) -> None:
+                released.append(outcome.status)
+
+        threading.Timer(2, lock.close).start()
+        assert [o.status for o in run_sweep(plan, "out", jobs=1, watch=Release())] == ["done"]
+    assert released == ["done"]
+    write(5)
+    with pytest.raises(UserError, match="is finished, but the data here gives another partition"):
+        run_sweep(sweep(changes=changes), "out", jobs=1)
+
+
+class Murder(SweepWatch):
+    """Kills the process that runs a cell, as a machine without memory does."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def round(self, cell: Cell, line: dict[str, Any]) -> None:
+        if cell.labels["method"] == self.label:
+            for pid in workers(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+
+
+def workers(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            owner = re.search(r"^PPid:\t(\d+)", (path / "status").read_text(), re.MULTILINE)
+            words = (path / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if owner and int(owner[1]) == parent and b"protofed.sweep.worker" in words:
+            found.append(int(path.name))
+    return found
+
+
+def test_a_cell_that_fails_takes_no_other_down_and_is_tried_again() -> None:
+    methods = {
+        "nan": ["method=fedproto", "optimizer.lr=1e30"],
+        "killed": ["method=local", "rounds=40"],
+        "crash": ["method=fedproto"],
+        "good": ["method=local"],
+    }
+    plan = sweep(methods=methods)
+    cells = dict(zip(methods, place(plan.cells(), Path("out")), strict=True))
+    crash = RunFolder(cells["crash"].folder)
+    crash.path.mkdir(parents=True)
+    crash.write("experiment.toml", cells["crash"].cell.experiment.to_toml())
+    crash.file("partition.npz").mkdir()  # a folder where a file should be written
+    outcomes = {o.cell.labels["method"]: o for o in run_sweep(plan, "out", jobs=1, watch=Murder("killed"))}
+    assert {name: o.status for name, o in outcomes.items()} == dict.fromkeys(methods, "failed") | {"good": "done"}
+    assert "no longer a number" in outcomes["nan"].reason
+    assert "killed (signal 9)" in outcomes["killed"].reason
+    assert outcomes["crash"].reason.startswith("IsADirectoryError")
+    assert "Traceback" in Path(f"{crash.path}.failed.txt").read_text()
+    crash.file("partition.npz").rmdir()
+    Path("s.toml").write_text(plan.to_toml(Path()))
+    process = command()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "3 cells to run, 1 finished before" in out
+    assert "1 of 4 cells failed" in err
+    assert "demo, nan, seed 0: the loss of client" in err
+    assert "Traceback" not in out + err
+    assert "good" in out
+    assert sorted(path.name for path in Path("out").glob("*.failed.txt")) == [f"{cells['nan'].folder.name}.failed.txt"]
+
+
+def command() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "protofed", "sweep", "s.toml", "--out", "out", "--jobs", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_ctrl_c_and_kill_9_lose_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("s.toml").write_text(
+        f'experiment = "demo"\nseeds = [0, 1]\nchanges = {json.dumps([*TINY, "rounds=60"])}\nmethods.local = []\n'
+    )
+    first, second = (folder for _, folder in place(Sweep.load("s.toml").cells(), Path("out")))
+    process = command()
+    until(lambda: len(RunFolder(first).rounds()) > 2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "2 of 2 cells are left. The same command goes on." in out
+    assert RunFolder(first).checkpoints()[0].name > "round-000002"  # the last whole round was saved
+
+    process = command()
+    until(lambda: len(RunFolder(second).rounds()) > 2)  # the first is finished
+    (worker,) = workers(process.pid)
+    process.kill()
+    process.communicate(timeout=120)
+    until(lambda: not Path(f"/proc/{worker}").exists())  # nobody is left behind
+    assert RunFolder(first).finished
+    assert not RunFolder(second).finished
+    stamp = (first / "summary.json").stat().st_mtime_ns
+
+    cli.sweep(Path("s.toml"), out=Path("out"), dry_run=True)
+    out = capfd.readouterr().out
+    assert re.search(r"^done .*seed 0$", out, re.MULTILINE)
+    assert re.search(r"^\d+ rounds done .*seed 1$", out, re.MULTILINE)
+
+    assert [o.status for o in run_sweep(Sweep.load("s.toml"), "out", jobs=1)] == ["kept", "done"]
+    assert (first / "summary.json").stat().st_mtime_ns == stamp
+    cores = share_out(Sweep.load("s.toml").cells(), 1)[0].cores
+    for path in (first, second):
+        whole = run(Experiment.from_dict(RunFolder(path).experiment_dict()), f"whole-{path.name}", cores=cores)
+        assert lines(path) == lines(whole.folder)
+
+
+# packing and time
+
+
+def test_cores_are_shared_out_whatever_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    cells = sweep(seeds=list(range(8)), changes=[*TINY, "device=cpu"]).cells()
+    assert [s.cores for s in share_out(cells)] == [1] * 8
+    assert [s.cores for s in share_out(cells[:2])] == [4, 4]
+    assert [s.cores for s in share_out(cells, jobs=3)] == [2, 2, 2]
+    assert [s.cores for s in share_out(cells, jobs=20)] == [1] * 20
+    greedy = sweep(seeds=list(range(8)), changes=[*TINY, "device=cpu", "engine.threads=4"]).cells()
+    assert len(share_out(greedy)) == 2
+
+
+def test_the_time_that_is_left() -> None:
+    local, proto, other = sweep(methods={"local": [], "fedproto": []}, seeds=[0]).cells() + sweep(seeds=[1]).cells()[:1]
+    estimate = Estimate([local, proto, other], [], jobs=2)
+    assert estimate.seconds() is None
+    estimate.round(local, {"round": 1, "seconds": 10.0})
+    # local: 1 round of 10 s; its other seed: 2 rounds; fedproto: 2 rounds at the usual pace; on two processes
+    assert estimate.seconds() == pytest.approx((10 + 20 + 20) / 2)
+    estimate.round(proto, {"round": 1, "seconds": 40.0})
+    assert estimate.seconds() == pytest.approx(40)  # (10 + 20 + 40) / 2, but one cell alone still takes 40
+    estimate.ended(proto)
+    assert estimate.seconds() == pytest.approx(20)

@@ -1,0 +1,305 @@
+"""Tables of runs: which number, over which seeds, what is marked, and what is left out, against numbers by hand."""
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protofed import Experiment, UserError, run
+from protofed.folder import RunFolder
+from protofed.report import paired, render
+from protofed.report.columns import Column
+from protofed.report.gather import Run
+from protofed.report.tabulate import collect, tabulate
+from protofed.version import VERSION
+
+
+def folder(
+    path: str, accuracy: float = 0.5, *changes: str, partition: str = "p", rounds: list[dict[str, Any]] | None = None
+) -> Path:
+    """A finished run with these numbers, as `run` leaves it."""
+    plan = Experiment.load("demo", *changes)
+    here = RunFolder(Path(path))
+    here.path.mkdir(parents=True)
+    here.write("experiment.toml", plan.to_toml())
+    here.write_json("environment.json", {"protofed": VERSION})
+    for line in rounds or []:
+        here.append_round(line)
+    numbers = {"accuracy_mean": accuracy, "accuracy_std": 0.1, "accuracy_worst10": accuracy / 2, "seconds": 3.0}
+    about = {
+        "method": plan.method_name,
+        "seed": plan.seed,
+        "rounds": plan.rounds,
+        "partition": f"{partition}{plan.seed}",
+    }
+    how = {"inference": "head", "candidates": "all", "params_up_per_round": 3100.0}
+    here.write_json("summary.json", numbers | about | how)
+    return here.path
+
+
+def rows(values: dict[str, list[float | None]], out: str = "runs") -> Path:
+    """One run for each method and seed."""
+    for method, numbers in values.items():
+        for seed, number in enumerate(numbers):
+            if number is not None:
+                folder(f"{out}/{method}-{seed}", number, f"method={method}", f"seed={seed}")
+    return Path(out)
+
+
+# statistics
+
+
+def test_paired_by_hand() -> None:
+    found = paired.compare({0: 2.0, 1: 4.0, 2: 6.0, 9: 5.0}, {0: 1.0, 1: 2.0, 2: 3.0, 7: 1.0})
+    assert found is not None
+    assert (found.n, found.difference, found.higher) == (3, 2.0, 3)  # only the seeds both have: gains 1, 2, 3
+    t = 2 / (1 / math.sqrt(3))
+    assert found.p == pytest.approx(1 - t / math.sqrt(t * t + 2))  # the t distribution of two degrees, in closed form
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3))
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3))
+    assert found.p_wilcoxon is None  # with three seeds it could not fall below 0.25
+    assert paired.compare({0: 1.0}, {1: 1.0}) is None
+
+
+def test_nothing_is_tested_where_there_is_no_spread() -> None:
+    for row, base in (({0: 2.0}, {0: 1.0}), ({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}), ({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})):
+        found = paired.compare(row, base)
+        assert found is not None
+        assert found.p is None
+        assert not found.marked
+
+
+def test_signed_ranks_where_they_can_say_something() -> None:
+    gains = {seed: float(gain) for seed, gain in enumerate([1, 2, 3, 4, 5, 6])}
+    found = paired.compare(gains, dict.fromkeys(gains, 0.0))
+    assert found is not None
+    assert found.p_wilcoxon == pytest.approx(2 / 2**6)  # all six above: one of 64 ways, two-sided
+
+
+def test_holm_by_hand() -> None:
+    tests = [paired.Paired(5, 1.0, 5, p=p) for p in (0.04, 0.01, 0.03)]
+    assert [t.p_holm for t in paired.holm([*tests, None])[:3] if t] == pytest.approx([0.06, 0.03, 0.06])
+
+
+def test_a_star_needs_seeds_enough() -> None:
+    base = [0.50, 0.51, 0.52, 0.53, 0.54]
+    sure = [value + 0.1 + 0.001 * (seed % 2) for seed, value in enumerate(base)]
+    table = tabulate(collect(rows({"local": base, "fedproto": sure})), "accuracy", "local")
+    entry = table.rows[0].entries["", "accuracy"]
+    assert entry.test is not None
+    assert entry.test.p is not None
+    assert entry.test.p < 1e-5
+    assert "+10.04*, p < 0.001, 5/5" in render.markdown(table)
+    few = tabulate(collect(rows({"local": base[:3], "fedproto": sure[:3]}, "few")), "accuracy", "local")
+    assert few.rows[0].entries["", "accuracy"].test.p < 0.001  # type: ignore[union-attr, operator]
+    text = render.markdown(few)
+    assert "+10.03, p < 0.001, 3/3" in text
+    assert "With 3 seeds p is a hint at most" in text
+    assert "nothing is starred below 5 seeds" in text
+
+
+# what a table shows
+
+
+def test_mean_deviation_and_ranks_by_hand() -> None:
+    values: dict[str, list[float | None]] = {
+        "local": [0.10, 0.30],
+        "fedproto": [0.50, 0.70],
+        "fedper": [0.40, 0.80001],  # reads as fedproto does
+        "ditto": [0.55, None],
+    }
+    table = tabulate(collect(rows(values)), "accuracy,seconds")
+    by = {row.label: row.entries["", "accuracy"] for row in table.rows}
+    assert by["local"].mean == pytest.approx(0.2)
+    assert by["local"].std == pytest.approx(0.1)  # of the population
+    assert {name: entry.rank for name, entry in by.items()} == {"fedproto": 1, "fedper": 1, "ditto": 2, "local": 0}
+    assert all(row.entries["", "seconds"].rank == 0 for row in table.rows)
+    assert any("different numbers of seeds (1, 2)" in note for note in table.notes)
+    text = render.markdown(table)
+    assert "| fedproto | **60.00 ± 10.00** | 3.0 |" in text
+    assert "| ditto | *55.00 (n=1)* | 3.0 |" in text
+
+
+def line(number: int, accuracy: float, **more: float) -> dict[str, Any]:
+    return {"round": number, "accuracy_mean": accuracy, **more}
+
+
+def test_last_round_last_ten_and_best_on_validation_are_different_columns() -> None:
+    curve = [line(r, r / 100, validation_mean=-abs(r - 7), validation_global_mean=-abs(r - 3)) for r in range(1, 21)]
+    curve = [row | {"global_accuracy": row["round"] / 200} for row in curve]
+    one = Run(folder("a", 0.9, rounds=curve), RunFolder(Path("a")).summary())
+    assert Column.parse("accuracy").of(one) == 0.9
+    assert Column.parse("accuracy@last10").of(one) == pytest.approx(sum(range(11, 21)) / 1000)
+    assert Column.parse("accuracy@12").of(one) == pytest.approx(sum(range(3, 13)) / 1000)
+    assert Column.parse("accuracy@validation").of(one) == pytest.approx(0.07)
+    assert Column.parse("global@validation").of(one) == pytest.approx(0.015)  # by the global model's own validation
+    titles = [Column.parse(f"accuracy{at}").title for at in ("", "@last10", "@validation", "@12")]
+    assert titles == ["accuracy", "accuracy, last 10", "accuracy, best on validation", "accuracy @ 12"]
+
+
+def test_the_best_on_the_test_set_cannot_be_had() -> None:
+    folder("runs/a", rounds=[line(1, 0.9), line(2, 0.5)])
+    with pytest.raises(UserError, match="best round on the test set is not offered"):
+        tabulate(collect("runs"), "accuracy@best")
+    with pytest.raises(UserError, match=r"evaluate\.validation"):
+        tabulate(collect("runs"), "accuracy@validation")
+    with pytest.raises(UserError, match="behind @ stands last10"):
+        tabulate(collect("runs"), "accuracy@last5")
+    with pytest.raises(UserError, match="Did you mean 'accuracy'"):
+        tabulate(collect("runs"), "acuracy")
+
+
+def test_runs_without_a_sweep_are_told_apart_by_what_differs() -> None:
+    for seed in (0, 1):
+        folder(f"runs/a{seed}", 0.1, "method.lam=1.0", f"seed={seed}")
+        folder(f"runs/b{seed}", 0.2, "method.lam=4.0", f"seed={seed}")
+        folder(f"runs/c{seed}", 0.3, "method=local", f"seed={seed}")
+    folder("runs/d0", 0.4, "method=local", "partition.shots=2", partition="q")
+    table = tabulate(collect("runs"), "accuracy", "local")
+    assert [row.label for row in table.rows] == ["fedproto, lam=1.0", "fedproto, lam=4.0", "local"]
+    assert table.settings == ["shots=3", "shots=2"]  # another task: a column, not a row
+    assert table.rows[0].entries[table.settings[0], "accuracy"].test.difference == pytest.approx(-0.2)  # type: ignore[union-attr]
+    assert not any("cannot be compared" in note for note in table.notes)
+
+
+def test_a_baseline_is_met_with_the_same_parameters() -> None:
+    for rate in (0.1, 0.2):
+        folder(f"runs/a{rate}", rate, f"optimizer.lr={rate}")
+        folder(f"runs/b{rate}", rate + 0.05, "method=local", f"optimizer.lr={rate}")
+    table = tabulate(collect("runs"), "accuracy", "local")
+    gains = {row.label: row.entries["", "accuracy"].test for row in table.rows}
+    assert gains["fedproto, lr=0.2"].difference == pytest.approx(-0.05)  # type: ignore[union-attr]
+    assert gains["fedproto, lr=0.1"].difference == pytest.approx(-0.05)  # type: ignore[union-attr]
+    named = tabulate(collect("runs"), "accuracy", "local, lr=0.2")
+    gains = {row.label: row.entries["", "accuracy"].test for row in named.rows}
+    assert gains["fedproto, lr=0.1"].difference == pytest.approx(-0.15)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="--baseline 'fedavg' is no row"):
+        tabulate(collect("runs"), "accuracy", "fedavg")
+
+
+# what is left out, and what cannot be compared
+
+
+def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
+    folder("runs/good", 0.5)
+    (folder("runs/unfinished", rounds=[line(1, 0.1), line(2, 0.2)]) / "summary.json").unlink()
+    (folder("runs/nan", rounds=[line(1, 0.1)]) / "summary.json").unlink()
+    Path("runs/nan.failed.txt").write_text("the loss is no number\nand more\n")
+    (folder("runs/damaged") / "summary.json").write_text("{")
+    (folder("runs/torn", rounds=[line(1, 0.1)]) / "rounds.jsonl").write_text("{]\n")
+    (folder("runs/headless") / "experiment.toml").unlink()
+    RunFolder(folder("runs/old")).write_json("summary.json", {"accuracy": 0.9})
+    RunFolder(folder("runs/mixed")).write_json(
+        "summary.json", {**RunFolder(Path("runs/good")).summary(), "method": "local"}
+    )
+    RunFolder(folder("runs/earlier", 0.9)).write_json("environment.json", {"protofed": "0.0.1"})
+    folder("runs/twice", 0.7)
+    found = collect("runs")
+    reasons = {out.folder.name: out.reason for out in found.left_out}
+    assert [one.folder.name for one in found.runs] == ["good", "twice"]
+    assert "unfinished: 2 of 60 rounds" in reasons["unfinished"]
+    assert reasons["nan"] == "failed after 1 of 60 rounds: the loss is no number"
+    assert "damaged" in reasons["damaged"]
+    assert "damaged" in reasons["torn"]
+    assert "half written" in reasons["headless"]
+    assert "another version" in reasons["old"]
+    assert "different methods" in reasons["mixed"]
+    assert "made by protofed 0.0.1" in reasons["earlier"]
+    table = tabulate(found, "accuracy")
+    assert table.rows[0].entries["", "accuracy"].values == {0: 0.5}
+    assert any("runs/twice: a second run of fedproto, seed 0" in note for note in table.notes)
+    assert sum(note.startswith("left out: ") for note in table.notes) == 9
+    assert [one.folder.name for one in collect("runs", any_version=True).runs] == ["earlier", "good", "twice"]
+    with pytest.raises(UserError, match=r"no finished run.*unfinished"):
+        tabulate(collect("runs/unfinished"))
+    with pytest.raises(UserError, match="there is no folder 'nowhere'"):
+        collect("nowhere")
+
+
+def test_only_the_cells_of_a_sweep_are_shown_unless_all_are_asked_for() -> None:
+    labels = {"experiment": "demo", "method": "mine", "seed": "0"}
+    folder("runs/one-abc", 0.5)
+    folder("runs/dropped-def", 0.6)
+    listing = [
+        {"folder": "one-abc", "hash": "abc", "labels": labels},
+        {"folder": "gone-ghi", "hash": "ghi", "labels": labels},
+    ]
+    Path("runs/cells.json").write_text(json.dumps(listing))
+    found = collect("runs")
+    assert [one.labels["method"] for one in found.runs] == ["mine"]
+    assert {out.folder.name: out.reason for out in found.left_out} == {
+        "gone-ghi": "not run yet", "dropped-def": "not a cell of sweep.toml (--all takes it)",
+    }  # fmt: skip
+    assert len(collect("runs", everything=True).runs) == 2
+
+
+def test_rows_of_another_partition_are_neither_ranked_nor_tested() -> None:
+    for seed in (0, 1):
+        folder(f"runs/a{seed}", 0.5, "method=local", f"seed={seed}")
+        folder(f"runs/b{seed}", 0.6 + 0.1 * seed, f"seed={seed}")
+        folder(f"runs/c{seed}", 0.9, "method=fedper", f"seed={seed}", partition="other" if seed else "p")
+    table = tabulate(collect("runs"), "accuracy", "local")
+    by = {row.label: row.entries["", "accuracy"] for row in table.rows}
+    assert (by["fedproto"].rank, by["fedper"].rank) == (1, 0)
+    assert by["fedper"].test is not None
+    assert by["fedper"].test.n == 1  # seed 0 was dealt alike
+    (note,) = (note for note in table.notes if "cannot be compared" in note)
+    assert "fedper" in note
+    assert "seeds 1," in note
+    assert "≠" in render.markdown(table)
+
+
+# formats
+
+
+def test_latex_is_escaped_and_has_rules() -> None:
+    folder("runs/a", 0.5, "method=fedproto")
+    folder("runs/b", 0.4, "method=local")
+    folder("runs/c", 0.3, "method=fedper")
+    one = collect("runs")
+    one.runs[0].labels["method"] = "50% & more_{x}"
+    text = render.latex(tabulate(one, "accuracy"))
+    assert r"50\% \& more\_\{x\} & \textbf{50.00} \\" in text
+    assert r"\underline{40.00}" in text
+    for part in (r"\begin{tabular}{lr}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"):
+        assert part in text
+
+
+def test_csv_has_every_seed_unrounded() -> None:
+    table = tabulate(collect(rows({"local": [0.123456789, 0.2], "fedproto": [0.3, 0.5]})), "accuracy", "local")
+    found = list(csv.DictReader(io.StringIO(render.as_csv(table))))
+    assert [(row["row"], row["seed 0"]) for row in found] == [("fedproto", "0.3"), ("local", "0.123456789")]
+    assert float(found[0]["difference"]) == pytest.approx((0.3 - 0.123456789 + 0.3) / 2)
+    assert found[1]["difference"] == ""
+
+
+def test_the_command_on_real_runs() -> None:
+    for method in ("local", "fedproto"):
+        plan = Experiment.load(
+            "demo", f"method={method}", "rounds=2", "clients=4", "model=mlp_digits", "partition.shots=4"
+        )
+        run(plan, f"runs/{method}")
+
+    def table(*words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "protofed", "table", "runs", *words], capture_output=True, text=True, check=False
+        )
+
+    columns = "accuracy,accuracy@last10,worst10"
+    done = table("--columns", columns, "--baseline", "local", "--out", "tables/t.tex")
+    assert done.returncode == 0, done.stderr
+    assert "table: tables/t.tex" in done.stdout
+    assert "note: Δ: mean difference to local" in done.stderr
+    assert r"\toprule" in Path("tables/t.tex").read_text()
+    shown = table("--columns", columns, "--format", "csv")
+    found = list(csv.DictReader(io.StringIO(shown.stdout)))
+    means = [json.loads(Path(f"runs/{m}/summary.json").read_text())["accuracy_mean"] for m in ("fedproto", "local")]
+    assert [float(row["mean"]) for row in found[:2]] == means
+    last = [json.loads(row) for row in Path("runs/local/rounds.jsonl").read_text().splitlines()]
+    assert float(found[3]["mean"]) == pytest.approx(sum(row["accuracy_mean"] for row in last) / 2)

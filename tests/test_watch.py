@@ -1,0 +1,244 @@
+"""The live page: served to this machine only, drawn when something changed, seen to grow in a real browser."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protofed import Experiment, run
+from protofed import watch as watching
+from protofed.errors import UserError
+from protofed.watch import Live, serving, unfinished
+
+PLAN = ("rounds=3", "clients=4", "evaluate.pm=0")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is over; tests change copies of it."""
+    return run(Experiment.load("demo", *PLAN), tmp_path_factory.mktemp("runs") / "first").folder
+
+
+def get(port: int, path: str = "/data.json", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def state(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file with when it was changed, and folders too."""
+    return {
+        str(p): (p.stat().st_mtime_ns, p.stat().st_size if p.is_file() else 0) for p in [folder, *folder.rglob("*")]
+    }
+
+
+def test_only_this_machine_is_served(finished: Path) -> None:
+    with serving([finished], 0) as server:
+        port = server.server_port
+        assert server.server_address[0] == "127.0.0.1"
+        for host in (f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
+            status, _, body = get(port, "/data.json", Host=host)
+            assert (status, body) == (403, b"Only for this machine.\n"), host
+        status, headers, _ = get(port, "/data.json", Host=f"localhost:{port}")
+        assert status == 200
+        assert "Access-Control-Allow-Origin" not in headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert get(port, "/../pyproject.toml")[0] == get(port, "/experiment.toml")[0] == 404
+
+
+def test_nothing_is_drawn_again_unless_something_changed(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(finished, "run"))
+    (folder / "summary.json").unlink()
+    drawn = list[int]()
+    draw = watching._draw
+    monkeypatch.setattr(watching, "_draw", lambda *words: (drawn.append(1), draw(*words))[1])
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+    with serving([folder], 0) as server:
+        before = state(folder)
+        status, headers, body = get(server.server_port)
+        live = json.loads(body)["live"]
+        assert (status, live["round"], live["rounds"], live["left"]) == (200, 3, 3, 1)
+        assert get(server.server_port, If_None_Match=headers["ETag"])[::2] == (304, b"")
+        assert get(server.server_port, "/")[0] == 200
+        assert len(drawn) == 1
+        line = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1]) | {"round": 4}
+        assert state(folder) == before, "a watch writes nothing"
+        with open(folder / "rounds.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n" + json.dumps(line)[:20])  # and the next one is half written
+        status, again, body = get(server.server_port, If_None_Match=headers["ETag"])
+        assert (status, json.loads(body)["live"]["round"], len(drawn)) == (200, 4, 2)
+        assert again["ETag"] != headers["ETag"]
+
+
+def test_a_run_that_has_not_begun_and_a_folder_of_runs(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+    later = Path("runs")
+    with serving([later], 0) as server:
+        shown = json.loads(get(server.server_port)[2])
+        assert (shown["live"]["runs"], shown["methods"]) == (0, [])
+        assert unfinished([later]) is None
+        shutil.copytree(finished, later / "first")
+        shutil.copytree(finished, later / "second")
+        plan = later / "second" / "experiment.toml"
+        plan.write_text(plan.read_text().replace("seed = 0", "seed = 1"))
+        (later / "second" / "summary.json").unlink()
+        live = json.loads(get(server.server_port)[2])["live"]
+        assert (live["runs"], live["left"], live["round"], live["rounds"]) == (2, 1, 6, 6)
+        assert unfinished([later]) == 1
+
+
+def test_what_cannot_be_drawn_is_said_and_the_watch_goes_on(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(finished, "run"))
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+    with serving([folder], 0) as server:
+        assert get(server.server_port)[0] == 200
+        kept = folder.rename("elsewhere")
+        folder.write_text("a file where a folder was")
+        status, _, body = get(server.server_port)
+        assert status == 200
+        assert json.loads(body)["left_out"]
+        folder.unlink()
+        kept.rename(folder)
+        assert json.loads(get(server.server_port)[2])["live"]["runs"] == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_in_use(finished: Path) -> None:
+    with serving([finished], 0) as first, serving([finished], first.server_port) as second:
+        assert second.server_port > first.server_port
+        assert get(second.server_port, "/nothing")[0] == 404
+    with pytest.raises(UserError, match="no port from 70000 on"), serving([finished], 70000):
+        pass
+
+
+def test_many_pages_ask_at_once_and_one_thread_draws(finished: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    live = Live([finished])
+    with ThreadPoolExecutor(8) as pool:
+        shown = list(pool.map(lambda _: live.now(), range(8)))
+    assert all(one is shown[0] for one in shown)
+
+
+# in a browser
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    selenium = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("needs chromium and chromium-driver")
+    options = selenium.ChromeOptions()
+    options.binary_location = program
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1200,900",
+    ):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-m", "protofed", *words], stdout=subprocess.PIPE, text=True)
+
+
+def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+    return found
+
+
+PLOT = "document.querySelector('#accuracy .plot')"
+POINTS = f"return {PLOT}.data[0].x.length"
+RANGE = f"return {PLOT}.layout.yaxis.range"
+ROUND = "return Number(document.getElementById('live').textContent.match(/round (\\d+) of 400/)?.[1] || 0)"
+
+
+def zoom(browser: Any) -> list[float]:
+    """Drag over a part of the first figure, as a reader does; the range of y that it then shows."""
+    from selenium.webdriver import ActionChains
+
+    area = until(lambda: browser.find_elements("css selector", "#accuracy .plot .nsewdrag"))[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    before = browser.execute_script(RANGE)
+    ActionChains(browser).move_to_element(area).click_and_hold().move_by_offset(90, 60).release().perform()
+    until(lambda: browser.execute_script(RANGE) != before)
+    return list(browser.execute_script(RANGE))
+
+
+def test_the_page_follows_a_run(browser: Any) -> None:
+    """A watch on a port in use, begun before the run; the page grows without being loaded again, and ends when told."""
+    processes = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        try:
+            port = str(taken.getsockname()[1])
+            processes.append(watch := start("watch", "run", "--port", port, "--until-finished"))
+            processes.append(work := start("run", "demo", "rounds=400", "clients=6", "evaluate.pm=0", "--out", "run"))
+            assert watch.stdout is not None
+            assert watch.stdout.readline() == f"port {port} is in use\n"
+            url = next(word for word in watch.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
+            browser.get(url)
+            browser.execute_script("window.loadedOnce = true")
+            first = until(lambda: browser.execute_script(ROUND))
+            until(lambda: browser.execute_script(f"return !!{PLOT}?.data"))
+            browser.execute_script("document.querySelector('details').open = true")
+            zoomed = zoom(browser)
+            drawn = browser.execute_script(POINTS)
+            until(lambda: browser.execute_script(ROUND) > first + 5)
+            until(lambda: browser.execute_script(POINTS) > drawn + 5)
+            assert browser.execute_script("return document.querySelector('details').open")
+            assert browser.execute_script(RANGE) == pytest.approx(zoomed)
+            work.send_signal(signal.SIGINT)
+            assert work.wait(60) == 130
+            assert browser.execute_script("return window.loadedOnce === true")
+            assert browser.get_log("browser") == []
+            assert watch.poll() is None, "a run that was stopped is not finished"
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait(30) == 0
+            assert "the watch has ended" in watch.stdout.read()
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
+
+
+def test_a_watch_ends_by_itself_when_all_is_finished(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from protofed.cli import app
+    from protofed.cli import watch as command
+
+    monkeypatch.setattr(command, "LAST_SECONDS", 0.1)
+    monkeypatch.setattr(command, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(os, "nice", lambda step: 0)  # for this process it would last
+    done = CliRunner().invoke(app, ["watch", str(finished), "--port", "0", "--until-finished"])
+    assert done.exit_code == 0, done.output
+    assert "all runs are finished" in done.output
