@@ -58,7 +58,7 @@ def measure(
         return None
     uncovered = _uncovered(reference, numbers, cohort) + theorem.uncovered(*servers)
     words = _estimated(reference, method.phases()[0], found, numbers, cohort)
-    words += [f"the theorem does not cover {' and '.join(uncovered)}"] if uncovered else []
+    words += [f"the theorem does not cover {', '.join(uncovered)}"] if uncovered else []
     entry = {
         "which": theorem.which,
         "assumptions": "; ".join(words),
