@@ -217,6 +217,9 @@ def _embeddings(entry: Entry, measured: Measured, done: Sequence[Done], views: V
 
 
 def _flat(z: np.ndarray, by: str) -> np.ndarray:
+    from sklearn.decomposition import PCA  # a library that takes a second to load
+    from sklearn.manifold import TSNE
+
     if z.shape[1] == 2:
         return z
     if by == "pca":
@@ -226,9 +229,6 @@ def _flat(z: np.ndarray, by: str) -> np.ndarray:
 
 def _similarity(entry: Entry, done: Sequence[Done], views: Views) -> Canvas | None:
     """Cosine of every two class vectors, classes in the order of their groups."""
-    from sklearn.decomposition import PCA  # a library that takes a second to load
-    from sklearn.manifold import TSNE
-
     shown: list[tuple[str, Mapping[str, np.ndarray]]] = [(k, views.view(one)) for k, one in _first(entry, done).items()]
     shown = [(label, view) for label, view in shown if "vectors" in view]
     if not shown:
