@@ -28,10 +28,9 @@ COMMANDS = [
     if line.startswith(("protofed", "PROTOFED_DATA"))
 ]
 SWEEP = [c for c in COMMANDS if c.startswith("protofed sweep") or "runs/sweep" in c]  # in this order, in one folder
-MEASURED = [c for c in COMMANDS if "runs/measured" in c]  # these too
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("protofed") and c not in (*SWEEP, *MEASURED)])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("protofed") and c not in SWEEP])
 def test_commands_run(command: str) -> None:
     words = shlex.split(command)
     done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300)
@@ -62,11 +61,6 @@ def test_the_sweep_runs_and_its_tables_are_written() -> None:
     for command in SWEEP:
         test_commands_run(command)
     assert "fedproto, strong, lr=0.1" in Path("table.tex").read_text()
-
-
-def test_a_measured_run_is_explained() -> None:
-    for command in MEASURED:
-        test_commands_run(command)
 
 
 def test_the_python_runs() -> None:
