@@ -1,20 +1,36 @@
 """The command line as a person uses it: it teaches, it shows, and every mistake is one line and exit code 2."""
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+
+from protofed.cli import main
 
 SMALL = ["clients=6", "rounds=2", "partition.shots=5", "partition.spread=1", "batch_size=4"]
 
 
 def protofed(*words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "protofed", *words], capture_output=True, text=True, timeout=300, check=False, env=env
-    )
+    """The command, in this process, where torch is loaded already; tests/test_readme.py starts processes."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.object(sys, "argv", ["protofed", *words]),
+        mock.patch.dict(os.environ, env if env is not None else os.environ, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def good(*words: str) -> str:
