@@ -27,7 +27,7 @@ demo: $(BASE)  ## twenty clients, three architectures: FedProto against training
 	@$(BIN)/protofed compare local fedproto --experiment configs/demo.toml --seeds 0,1,2 --out runs/demo
 
 test: lint  ## lint, then every test
-	@$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(READY)  ## ruff format, ruff check, mypy
 	@$(BIN)/ruff format --check --quiet . || (echo "run 'make format'"; exit 1)
