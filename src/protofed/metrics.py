@@ -16,7 +16,7 @@ class Correct(NamedTuple):
 
     right: Tensor
     samples: Tensor
-    said: Tensor = torch.zeros(0, 0)  # answers (C, C) by true class and class said, where that was asked; else (C, 0)
+    said: Tensor = torch.zeros(1, 0)  # answers (C, C) by true class and class said, where that was asked; else (C, 0)
 
     def __add__(self, other: "Correct") -> "Correct":  # type: ignore[override]
         return Correct(self.right + other.right, self.samples + other.samples, self.said + other.said)
