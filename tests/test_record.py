@@ -44,8 +44,16 @@ def equal(left: str, right: str) -> None:
 # every round
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fednh", "mpfedcl", "fesem", "local"])
-@pytest.mark.parametrize("engine", ["stacked", "reference"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("fedproto", "stacked"),
+        ("fedproto", "reference"),
+        ("fednh", "stacked"),
+        ("fesem", "stacked"),
+        ("local", "stacked"),
+    ],
+)
 def test_parts_and_kinds_add_up(name: str, engine: str) -> None:
     result = run(small(f"method={name}", "model=cnn_digits", "rounds=2", f"engine.name={engine}"), "out")
     for line in result.rounds:
@@ -79,7 +87,7 @@ def test_movement_by_hand() -> None:
     assert class_means(several).held.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("name", WITH_PROTOTYPES)
+@pytest.mark.parametrize("name", ["fedproto", "fednh", "mpfedcl"])
 def test_lines_tell_how_the_servers_prototypes_moved(name: str) -> None:
     """Between the two checkpoints that a run keeps."""
     plan = small(f"method={name}", "model=cnn_digits", "participation=0.7")
@@ -145,13 +153,15 @@ def test_engines_agree_on_every_answer(name: str) -> None:
         left, right = (e.evaluate(method, server, range(6), on=on, who=who, confusion=judge) for e in (one, many))
         assert left[0].keys() == right[0].keys()
         for a, b in zip(left, right, strict=True):
-            assert all(torch.equal(x, y) for kind in a for x, y in zip(a[kind], b[kind], strict=True))
+            assert all(torch.equal(x, y) for kind in a for x, y in zip(a[kind][:2], b[kind][:2], strict=True))
+            assert torch.equal(a[judge].said, b[judge].said)
             assert torch.equal(a[judge].said.diagonal(), a[judge].right)
             assert torch.equal(a[judge].said.sum(1), a[judge].samples) or method.inference == "proto"
-            assert all(a[kind].said.shape == (0,) for kind in a if kind != judge)
+            assert all(a[kind].said == () for kind in a if kind != judge)
         plain = one.evaluate(method, server, range(6), on=on, who=who)
         for a, b in zip(without_answers(left), plain, strict=True):
-            assert all(torch.equal(x, y) for kind in a for x, y in zip(a[kind], b[kind], strict=True))
+            assert all(torch.equal(x, y) for kind in a for x, y in zip(a[kind][:2], b[kind][:2], strict=True))
+            assert all(a[kind].said == b[kind].said == () for kind in a)
     left_whole, right_whole = (e.global_tally(method, server, method.inference) for e in (one, many))
     assert (left_whole is None) == (right_whole is None)
     if left_whole is not None and right_whole is not None:
@@ -301,10 +311,10 @@ def test_recording_changes_no_result_and_can_be_switched_off() -> None:
 
 
 def test_killed_and_resumed_keeps_the_same_files() -> None:
-    overrides = ("rounds=24", "participation=0.7")
+    overrides = ("rounds=14", "participation=0.7")
     run(small(*overrides), "whole", checkpoint_seconds=0)
     process = start("cut", *overrides)
-    assert wait_for(lambda: len(RunFolder(Path("cut")).rounds()) > 5, process)
+    assert wait_for(lambda: len(RunFolder(Path("cut")).rounds()) > 3, process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert Path("cut/views.npz").is_file()  # while it goes on, too

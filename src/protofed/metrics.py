@@ -16,7 +16,7 @@ class Correct(NamedTuple):
 
     right: Tensor
     samples: Tensor
-    said: Tensor = torch.zeros(0)  # answers (C, C) by true class and class said, where that was asked; else (0,)
+    said: Any = ()  # answers (C, C) by true class and class said, where that was asked; nothing adds to nothing
 
     def __add__(self, other: "Correct") -> "Correct":  # type: ignore[override]
         return Correct(self.right + other.right, self.samples + other.samples, self.said + other.said)
@@ -55,7 +55,7 @@ def tally(
             best, guess = allowed.max(1)
             answered = torch.isfinite(best)  # -inf everywhere is no answer
             right = ((guess == y) & answered).to(truth.dtype)
-            said = truth.new_zeros(0)
+            said: Any = ()
             if name + suffix == confusion:
                 said = truth.T @ ((guess[:, None] == numbers) & answered[:, None]).to(truth.dtype)
             result[name + suffix] = Correct(truth.T @ right, truth.sum(0), said)
@@ -68,7 +68,7 @@ def add(left: Tally, right: Tally) -> Tally:
 
 def without_answers(tallies: Sequence[Tally]) -> list[Tally]:
     """The same without who said what, which is large."""
-    return [{kind: correct._replace(said=correct.said.new_zeros(0)) for kind, correct in t.items()} for t in tallies]
+    return [{kind: correct._replace(said=()) for kind, correct in tally.items()} for tally in tallies]
 
 
 class Spread(NamedTuple):

@@ -183,7 +183,7 @@ def finish(
     classes = counts.shape[1]
     confused = experiment.record.enabled and classes <= CONFUSED
     kinds = (judged_by(method), method.inference) if confused else ("", "")
-    said = torch.zeros((classes, classes) if confused else 0, dtype=torch.float64)
+    said = torch.zeros(classes, classes, dtype=torch.float64) if confused else torch.zeros(0)
     for some in _chunks(everyone, ANSWERS // classes**2 if confused else len(everyone)):
         if method.last_phases() and not totals["finished"]:
             state.clients.begin(state.round)  # nothing of this is saved before the end: a run that is stopped redoes it
@@ -192,7 +192,8 @@ def finish(
             engine.clients.update(trained.clients)
             totals["bytes_down"] += trained.received.bytes
         tallies = engine.evaluate(method, state.server, some, on="own", who="personal", confusion=kinds[0])
-        said += sum(t[judged_by(method)].said.cpu() for t in tallies)
+        if confused:
+            said += sum(tally[judged_by(method)].said.cpu() for tally in tallies)
         own += without_answers(tallies)
         ours = [number for number in some if number in chosen]
         if ours:

@@ -24,7 +24,7 @@ from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step
 from protofed.engines.wire import Size, measure_down, measure_up, signature
 from protofed.errors import UserError
 from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, Tree
-from protofed.metrics import Correct, Tally, add, tally
+from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
 from protofed.ops.trees import deal, map_nodes, merge, under
@@ -703,8 +703,7 @@ class StackedEngine:
 
         name = ("evaluate", group.architecture, method, on, whole, str(dims), confusion)
         counted = self._pass(name, work, clients, rows, mask, own, mine)
-        total = {kind: Correct(*(t.cpu() for t in c)) for kind, c in counted.items()}
-        return rows_of(total, copy=False)
+        return rows_of(tree_map(torch.Tensor.cpu, counted), copy=False)
 
     def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)
