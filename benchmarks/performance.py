@@ -40,9 +40,9 @@ TAIL = """## Where the rest goes
 FedProto's MNIST round on two cores, compiled: a step of five clients takes 3.1 ms, of which oneDNN's convolutions are
 63 % (backward 42 %, at some 46 GFLOP/s; forward 21 %, at 53, where one large product reaches 82 to 100), the fused
 kernels 31 %, everything else 6 %. Upload and evaluation are forward passes through the same convolutions, 23 to 33
-microseconds an image. What was tried and is slower, in ms a step: convolutions as matrix products 4.2 to 4.5, lane by lane instead of
-grouped 5.7; a compiled forward pass is as fast as one operation after another. Flower's simulation runs the same
-convolutions in two processes, which bounds what can be gained over it.
+microseconds an image. What was tried and is slower, in ms a step: convolutions as matrix products 4.2 to 4.5, lane by
+lane instead of grouped 5.7; a compiled forward pass is as fast as one operation after another. Flower's simulation runs
+the same convolutions in two processes, which bounds what can be gained over it.
 
 The 100 clients of digits-100 are small enough for Python to count: training takes 16 of 43 ms, one worker 45 in all.
 """
