@@ -1,36 +1,15 @@
 """The command line as a person uses it: it teaches, it shows, and every mistake is one line and exit code 2."""
 
-import contextlib
-import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 
-from protofed.cli import main
+from command import protofed
 
 SMALL = ["clients=6", "rounds=2", "partition.shots=5", "partition.spread=1", "batch_size=4"]
-
-
-def protofed(*words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """The command, in this process, where torch is loaded already; tests/test_readme.py starts processes."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with (
-        mock.patch.object(sys, "argv", ["protofed", *words]),
-        mock.patch.dict(os.environ, env if env is not None else os.environ, clear=True),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def good(*words: str) -> str:
@@ -198,7 +177,6 @@ def test_data_dir_by_option_and_by_environment() -> None:
     npz("sets/mine.npz")
     words = ["partition", "demo", "data.name=mine", "clients=3", "partition.ways=2", "partition.shots=3"]
     good(*words, "--data-dir", "sets")
-    import os
 
     done = protofed(*words, env={**os.environ, "PROTOFED_DATA": "sets"})
     assert done.returncode == 0, done.stderr
