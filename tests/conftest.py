@@ -18,10 +18,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure
 settings.load_profile("tests")
-number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-if number and hasattr(os, "sched_setaffinity"):  # side by side, each has a core, and its runs as many threads
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(number) % len(cores)]})
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from command import protofed
 
-SMALL = ["clients=6", "rounds=2", "partition.shots=5", "partition.spread=1", "batch_size=4"]
+SMALL = ["clients=6", "rounds=2", "partition.shots=5", "partition.spread=1", "batch_size=4", "engine.threads=1"]
 
 
 def good(*words: str) -> str:

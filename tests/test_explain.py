@@ -14,7 +14,7 @@ from protofed.messages import cover
 from protofed.methods import METHODS
 from protofed.schema import fields
 
-SMALL = ["clients=4", "rounds=2", "partition.shots=3", "partition.spread=1", "batch_size=4"]
+SMALL = ["clients=4", "rounds=2", "partition.shots=3", "partition.spread=1", "batch_size=4", "engine.threads=1"]
 ONE = "model=cnn_digits"
 HALF = ["clients=6", "participation=0.5"]
 DROP = ["partition.shots=2", "batch_size=5", "drop_last=true"]  # the last epoch leaves out one client's class

@@ -27,7 +27,7 @@ class StopAfterOne(Watch):
 
 def plan(method: str, *changes: str) -> Experiment:
     few = ["model=cnn_digits", "rounds=2", "clients=4", "local_epochs=1", "partition.shots=3"]
-    few += ["evaluate.own=0", "evaluate.gm=0", "evaluate.pm=0", "record.enabled=false"]
+    few += ["evaluate.own=0", "evaluate.gm=0", "evaluate.pm=0", "record.enabled=false", "engine.threads=1"]
     quick = {"creff": ["method.head_epochs=3", "method.steps=3"], "fedrep": ["method.head_epochs=2"]}
     return Experiment.load("demo", f"method={method}", *few, *quick.get(method, []), *changes)
 

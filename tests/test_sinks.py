@@ -27,7 +27,7 @@ from protofed.track import TRACK, chosen, track
 for package in ("tensorboard", "wandb", "mlflow", "sqlalchemy"):
     pytest.importorskip(package, reason="needs pip install 'protofed[track]'")
 
-PLAN = ("rounds=5", "clients=4", "evaluate.pm=0")
+PLAN = ("rounds=5", "clients=4", "evaluate.pm=0", "engine.threads=1")
 SINKS = ("tensorboard", "wandb", "mlflow")
 
 

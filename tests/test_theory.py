@@ -34,7 +34,7 @@ from protofed.theory.entry import measure
 from protofed.theory.guidance import LABEL
 
 KEY = random.key("theory")
-SMALL = ("clients=5", "rounds=3", "partition.shots=4", "partition.spread=1", "batch_size=4")
+SMALL = ("clients=5", "rounds=3", "partition.shots=4", "partition.spread=1", "batch_size=4", "engine.threads=1")
 CLOCK = ("seconds", "seconds_train", "parts")
 
 
