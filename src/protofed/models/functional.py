@@ -64,8 +64,8 @@ class FunctionalModel:
         """The model in training mode; the mask says which samples are real, `drawn` what dropouts keep if known."""
         return Training(self, buffers, key, mask, drawn or {})
 
-    def draws(self, batch: int, shape: tuple[int, ...]) -> dict[str, torch.Size]:
-        """What the dropouts draw for a batch of inputs of this shape, by name; nothing where that cannot be told."""
+    def draws(self, inputs: Tensor) -> dict[str, torch.Size]:
+        """What the dropouts draw for a batch of inputs like these, by name; nothing where that cannot be told."""
         found: dict[str, torch.Size] = {}
         hooks = [
             self.train_module.get_submodule(name).register_forward_pre_hook(
@@ -74,7 +74,7 @@ class FunctionalModel:
             for name in self.dropouts
         ]
         try:
-            self.train_module.head(self.train_module.body(torch.zeros(batch, *shape, device="meta")))  # type: ignore[operator]
+            self.train_module.head(self.train_module.body(inputs.to("meta")))  # type: ignore[operator]
         except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError):
             return {}  # they will be drawn from their keys in the step
         finally:
@@ -105,8 +105,10 @@ class FunctionalModel:
             return True
         try:
             self.train_module(sample.to("meta"))
-        except ValueError:
-            return False
+        except ValueError as error:
+            return "per channel" not in str(error)
+        except (RuntimeError, NotImplementedError, TypeError, IndexError):
+            return True  # it needs numbers; training will tell
         return True
 
     def _part(self, module: Any, prefix: str, client: Client, x: Tensor) -> Tensor:
@@ -145,4 +147,13 @@ class Training:
 
 def _hollow(module: nn.Module) -> nn.Module:
     """The module without its numbers: every call must bring them, and none can be used by mistake."""
-    return copy.deepcopy(module).to("meta")
+    hollow = copy.deepcopy(module)
+    tied: dict[int, list[str]] = {}
+    for name, p in hollow.named_parameters(remove_duplicate=False):
+        tied.setdefault(id(p), []).append(name)
+    hollow.to("meta")
+    for first, *others in tied.values():  # leaving the CPU parts tensors that were one
+        for name in others:
+            parent, _, leaf = name.rpartition(".")
+            hollow.get_submodule(parent)._parameters[leaf] = hollow.get_parameter(first)
+    return hollow
