@@ -148,7 +148,8 @@ def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
                 has = ", ".join(sorted({name.split(".")[0] for name in names}))
                 raise UserError(
                     f"method.name = {experiment.method_name!r} trains {prefix}*, but {spec.architecture} has {has}. "
-                    "Use another model or method."
+                    "Use another model or method"
+                    + (", or project = 64 behind a frozen encoder." if prefix == "body." else ".")
                 )
 
 

@@ -233,7 +233,7 @@ def as_array(x: Any, where: str) -> np.ndarray:
         return np.ascontiguousarray(array, np.int64)
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(array, np.float32)
-    bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim))))
     if len(bad):
         raise UserError(f"{where}: sample {bad[0]} holds NaN or infinite values. Remove or replace those.")
     return array
@@ -296,7 +296,7 @@ def _remarks(domains: Sequence[Domain], classes: Sequence[Any]) -> list[str]:
     owners = (has > 0).sum(0)
     alone = [d.name for d, row in zip(domains, has, strict=True) if not (owners[row > 0] > 1).any()]
     if len(domains) > 1 and alone:
-        notes.append(f"{_some(alone)} shares no class with any other client: nothing is learnt from others there.")
+        notes.append(f"no class in common with any other client: {_some(alone)}. They gain nothing from each other.")
     single = [
         f"{d.name} of {classes[c]!r}"
         for d, row in zip(domains, has, strict=True)

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from protofed.errors import UserError
 from protofed.importing import told
 from protofed.method import Params
+from protofed.models.keyed import draws
 from protofed.models.look import alike, candidates, find_head, judging, pooled, tensor_of, tensors_of, watch
 
 NEW = "linear"  # as `head`: a new linear layer
@@ -79,6 +80,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.body, self.head = body, head
         self.dim, self.origin, self.frozen = dim, origin, frozen
+        self.draws_itself = False  # whether its forward draws random numbers beside its dropout layers
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (B, dim) and logits (B, classes)."""
@@ -167,16 +169,11 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
     with judging(body):
         try:
             z = body(sample)
-            alone = body(sample[:1])
         except UserError as error:
             raise UserError(f"{label}: {error} Layers: {candidates(seen)}.") from None
         except Exception as error:
             raise UserError(f"{label} fails on its way to the embedding: {told(error)}.") from error
-    if len(alone) != 1 or alone.shape[1:] != z.shape[1:]:
-        raise UserError(
-            f"{label} makes {tuple(alone.shape)} of one sample, but {tuple(z.shape)} of {len(z)}: "
-            "its forward loses the axis of samples (squeeze?). Keep it."
-        )
+        _refuse_odd(body, sample, z, label)
     dim = int(z.shape[1])
     places = [("body.net.", "")]
     added: nn.Module | None = None
@@ -199,7 +196,37 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
     source = source or (f"what {head} is given" if head else "the module's output")
     origin = Origin(origin_net, tuple(places), added, head, embedding, f"embedding = {source}, {width}")
     _as_buffers(body)
-    return Adapted(body, old, dim, origin, frozen)
+    made = Adapted(body, old, dim, origin, frozen)
+    made.draws_itself = not frozen and _draws(made, sample, label)
+    return made
+
+
+def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
+    """Whether it draws random numbers beside its dropout layers; a first training pass tells, and what fails in one."""
+    try:
+        return draws(module, sample, label)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{label} fails in training mode: {told(error)}.") from error
+
+
+def _refuse_odd(body: Body, sample: Tensor, z: Tensor, label: str) -> None:
+    """A batch of one sample must do, and the same samples must give the same embeddings."""
+    try:
+        alone: Any = body(sample[:1])
+    except Exception:
+        alone = None
+    if alone is None or alone.shape != (1, z.shape[1]):
+        raise UserError(
+            f"{label} takes {len(z)} samples at once, but not one: its forward loses the axis of samples (squeeze?). "
+            "Keep that axis."
+        )
+    if not torch.allclose(body(sample), z, rtol=1e-3, atol=1e-4):
+        raise UserError(
+            f"{label} makes other embeddings of the same samples: it draws random numbers even in evaluation mode. "
+            "Let it do so only where self.training is true, by dropout layers."
+        )
 
 
 def _copied(module: nn.Module, label: str) -> nn.Module:
@@ -279,8 +306,8 @@ def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str
         )
     if not any(alike(scores, output) for output in tensors_of(seen.output)):
         raise UserError(
-            f"{label}: what it returns is not what {name} gives of the embedding: more happens before or after it. "
-            f"Name another layer with head=... or embedding=...: {candidates(seen)}."
+            f"{label}: what it returns is not what {name} gives of the embedding: more happens before or after it. Make "
+            f"that part of the layer (nn.Sequential), or name others with head=, embedding=: {candidates(seen)}."
         )
 
 

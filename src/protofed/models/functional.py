@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.method import Client, Params
+from protofed.models.keyed import Keyed
 from protofed.models.layers import key_dropouts, mask_norms
 from protofed.ops import random
 from protofed.ops.trees import under
@@ -47,6 +49,7 @@ class FunctionalModel:
         self.dropouts = key_dropouts(self.train_module)
         self.norms = [f"{name}.mask" for name in mask_norms(self.train_module, every=padded)]
         self.train_module.to("meta")
+        self.draws_itself: bool = getattr(module, "draws_itself", False)
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
         z = self.embed(client, x, at)
@@ -127,6 +130,7 @@ class Training:
         self.keys |= {f"{name}.kept": value for name, value in drawn.items()}
         self.keys |= {name: mask for name in model.norms if mask is not None}
         self.buffers = {name: value.clone() for name, value in buffers.items()}  # updated in place below
+        self.randomness = Keyed(key) if model.draws_itself else nullcontext()
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
         z = self.embed(client, x, at)
@@ -142,7 +146,8 @@ class Training:
         prefix = at + part
         tensors = under(client.params, prefix, strip=True) | under(self.buffers, prefix, strip=True)
         tensors |= under(self.keys, part, strip=True)
-        return functional_call(module, tensors, (x,))
+        with self.randomness:
+            return functional_call(module, tensors, (x,))
 
 
 def _hollow(module: nn.Module) -> nn.Module:

@@ -138,7 +138,7 @@ def _one(model: Any, how: Adapt, number: int) -> Handed:
     if not callable(model):
         raise UserError(f"the model of client {number} is {type(model).__name__}. Give an nn.Module, or its class.")
     path = path_of(model)
-    label = getattr(model, "__name__", type(model).__name__)
+    label = getattr(model, "__name__", type(model).__name__).replace("<lambda>", "model")
 
     def make(shape: tuple[int, ...], classes: int, sample: Tensor) -> nn.Module:
         return ready(call(model, {}, shape, classes, label), how, sample, classes, label)
