@@ -111,7 +111,7 @@ def test_a_frozen_encoder_sees_every_sample_once() -> None:
     assert Encoder.seen < 2 * len(X) + 60  # not 4 rounds of training and measuring on 60: a few to look into it
     assert torch.equal(done.models[0].a.weight, weight)
     assert type(done.models[0]) is Encoder
-    assert not torch.equal(done.models[0].fc.head.weight, done.models[1].fc.head.weight) or done.accuracy > 0
+    assert not torch.equal(done.models[0].fc.head.weight, done.models[1].fc.head.weight)
     assert len(done.predict(X[:4])) == 4
     with pytest.raises(UserError, match="project = 64 behind a frozen encoder"):
         federate(net, [(X, Y)] * 2, "fednh", 1, out="nh", quiet=True, frozen=True, head="linear")
@@ -143,7 +143,8 @@ def test_tokens_go_through_an_embedding() -> None:
 
     tokens = RNG.integers(0, 10, (30, 7)) + 10 * Y[:, None]
     bare = {"record": {"enabled": False}}
-    done = federate(Text(), [(tokens, Y)] * 2, rounds=3, out="out", quiet=True, lr=0.05, settings=bare)
+    torch.manual_seed(0)
+    done = federate(Text(), [(tokens, Y)] * 2, rounds=15, out="out", quiet=True, lr=0.05, settings=bare)
     assert done.accuracy > 0.9
     assert done.models[0](torch.from_numpy(tokens))["logits"].argmax(1).tolist() == Y.tolist()
 
@@ -158,8 +159,8 @@ def test_every_form_of_data_is_read_alike() -> None:
     kinds = {"features": datasets.Sequence(datasets.Value("float32"))}
     classes = datasets.Features(kinds | {"label": datasets.ClassLabel(names=["apple", "fig", "quince"])})
     forms = [
-        (X, NAMES[Y]), (torch.from_numpy(X), NAMES[Y].tolist()), (X.tolist(), NAMES[Y].astype(object)[:, None]), Items(),
-        torch.utils.data.DataLoader(Items()), {"train": (X, NAMES[Y])}, datasets.Dataset.from_dict(rows),
+        (X, NAMES[Y]), (torch.from_numpy(X), NAMES[Y].tolist()), (X.tolist(), NAMES[Y].astype(object)[:, None]),
+        Items(), torch.utils.data.DataLoader(Items()), {"train": (X, NAMES[Y])}, datasets.Dataset.from_dict(rows),
         datasets.Dataset.from_dict(rows).cast(classes),
     ]  # fmt: skip
     own = read(forms)
