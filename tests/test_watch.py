@@ -179,16 +179,25 @@ RANGE = f"return {PLOT}.layout.yaxis.range"
 ROUND = "return Number(document.getElementById('live').textContent.match(/round (\\d+) of 400/)?.[1] || 0)"
 
 
-def zoom(browser: Any) -> list[float]:
-    """Drag over a part of the first figure, as a reader does; the range of y that it then shows."""
+def zoom(browser: Any, held: Callable[[], Any]) -> list[float]:
+    """Drag over a part of the first figure, as a reader does, and `held` before letting go; the range it then shows."""
     from selenium.webdriver import ActionChains
 
     area = until(lambda: browser.find_elements("css selector", "#accuracy .plot .nsewdrag"))[0]
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
     before = browser.execute_script(RANGE)
-    ActionChains(browser).move_to_element(area).click_and_hold().move_by_offset(90, 60).release().perform()
+    ActionChains(browser).move_to_element(area).click_and_hold().move_by_offset(90, 60).perform()
+    held()
+    ActionChains(browser).release().perform()
     until(lambda: browser.execute_script(RANGE) != before)
     return list(browser.execute_script(RANGE))
+
+
+def meet_new_data(browser: Any) -> None:
+    """Wait until new data has come to the page, which does not draw it below a hand."""
+    drawn = browser.execute_script(POINTS)
+    until(lambda: browser.execute_script("return hand.waiting.length"))
+    assert browser.execute_script(POINTS) == drawn
 
 
 def test_the_page_follows_a_run(browser: Any) -> None:
@@ -207,11 +216,12 @@ def test_the_page_follows_a_run(browser: Any) -> None:
             first = until(lambda: browser.execute_script(ROUND))
             until(lambda: browser.execute_script(f"return !!{PLOT}?.data"))
             browser.execute_script("document.querySelector('details').open = true")
-            zoom(browser)  # whether it outlives every update depends on when the drag comes
+            zoomed = zoom(browser, lambda: meet_new_data(browser))
             drawn = browser.execute_script(POINTS)
             until(lambda: browser.execute_script(ROUND) > first + 5)
             until(lambda: browser.execute_script(POINTS) > drawn + 5)
             assert browser.execute_script("return document.querySelector('details').open")
+            assert browser.execute_script(RANGE) == pytest.approx(zoomed)
             work.send_signal(signal.SIGINT)
             assert work.wait(60) == 130
             assert browser.execute_script("return window.loadedOnce === true")
