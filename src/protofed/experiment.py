@@ -91,8 +91,10 @@ class Join:
     """Training steps of each phase; training alone, which it is compared with, takes as many in all."""
     shots: Annotated[int, Ge(0)] = 20
     """Samples of each class that a newcomer trains on at most; 0: all."""
-    lam: Annotated[float, Ge(0)] = 0.0
-    """Weight of the pull towards the prototypes, for methods with a `lam`; 0: the method's own."""
+    lam: list[Annotated[float, Ge(0)]] = field(default_factory=list)
+    """Weight of the pull towards the prototypes, for methods with a `lam`; empty: the method's own. Of several each
+    newcomer takes the one that is best on a quarter of its shots, held back to choose by; of equally good ones the
+    first."""
 
 
 @dataclass(frozen=True)

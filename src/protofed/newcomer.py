@@ -19,13 +19,14 @@ from protofed.data.split import Split
 from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment, ModelChoice
-from protofed.method import Client, Each, Mean, Method, Tree
+from protofed.method import Client, Each, Mean, Method, Spec, Tree
 from protofed.methods.local import Local
-from protofed.metrics import Tally, add, spread, tally
+from protofed.metrics import Tally, add, judged_by, spread, tally
 from protofed.ops import random
 from protofed.ops.prototypes import distances
 from protofed.ops.trees import all_finite, is_node
 
+CHOOSE = 0.25  # of the shots are held back to choose by
 AT_ONCE = 2**24  # numbers in the differences of samples and prototypes
 
 
@@ -49,14 +50,19 @@ def engine_of(
     split: Split,
     choices: Sequence[ModelChoice],
     scales: Sequence[Scaler] = (),
+    draw: int = 0,
 ) -> ReferenceEngine:
-    """Those who join, with the first weights of this experiment: the common ones, or new ones of their own."""
+    """Those who join, with the first weights of this experiment: the common ones, or new ones of their own.
+
+    Another `draw` takes their samples in another order.
+    """
     init = experiment.method.init
-    seed = experiment.seed if init == "common" else random.seed(experiment.seed, "newcomers")
+    own = random.seed(experiment.seed, "newcomers", draw)
+    seed = experiment.seed if init == "common" else own
     federation = Federation(
         domains,
         split,
-        seed=seed,
+        seed=own,
         batch_size=experiment.batch_size,
         drop_last=experiment.drop_last,
         normalize=experiment.data.normalize,
@@ -68,25 +74,14 @@ def engine_of(
     return ReferenceEngine(federation, builders, experiment.optimizer, seed=seed, local_epochs=1, init=init)
 
 
-def held_back(
-    experiment: Experiment, domains: Sequence[Domain], split: Split, numbers: Sequence[int]
-) -> ReferenceEngine:
-    """The clients that an experiment holds out, each with a few of its training samples."""
-    trains = [
-        few(split.train[i], domains[split.domain[i]].y_train, experiment.join.shots, experiment.seed, "shots", i)
-        for i in numbers
-    ]
-    some = Split(split.domain[list(numbers)], tuple(trains), tuple(split.test[i] for i in numbers))
-    return engine_of(experiment, domains, some, [experiment.model_of(i) for i in numbers])
-
-
-def pulled(method: Method, lam: float) -> Method:
-    """The method with another weight of the pull towards its prototypes; 0: its own."""
-    if not lam:
+def pulled(method: Method, lam: float | None) -> Method:
+    """The method with another weight of the pull towards its prototypes; None: its own."""
+    if lam is None:
         return method
     if not hasattr(method, "lam"):
-        raise UserError(f"join.lam = {lam} is the weight of a pull that {_name(method)} does not have. Leave it at 0.")
-    return dataclasses.replace(method, **{"lam": lam})
+        raise UserError(f"join.lam = {lam:g} weighs a pull that {_name(method)} does not have. Leave it out.")
+    changed: dict[str, Any] = {"lam": lam}
+    return dataclasses.replace(method, **changed)
 
 
 def welcome(method: Method, server: Tree) -> tuple[Tree, Mean | None]:
@@ -99,6 +94,13 @@ def welcome(method: Method, server: Tree) -> tuple[Tree, Mean | None]:
         )
     prototypes = method.prototypes(server)
     return down, prototypes if prototypes is not None and bool((prototypes.weight > 0).any()) else None
+
+
+def check(experiment: Experiment, spec: Spec) -> None:
+    """A UserError where nobody could join later."""
+    for lam in experiment.join.lam:
+        pulled(experiment.method, lam)
+    welcome(experiment.method, experiment.method.init_server(spec))
 
 
 def fine_tune(method: Method, engine: ReferenceEngine, number: int, down: Tree, steps: int) -> Client:
@@ -133,9 +135,10 @@ def fine_tune(method: Method, engine: ReferenceEngine, number: int, down: Tree, 
 def measure(
     method: Method, engine: ReferenceEngine, number: int, client: Client, down: Tree, prototypes: Mean | None, on: str
 ) -> Tally:
-    """Right answers by "head", and by "proto" where there are prototypes, on its "own" or the "global" test set."""
+    """Right answers by "head", and by "proto" where there are prototypes, on its "own" or the "global" test set
+    or its "validation" samples."""
     model, data = engine.model(number), engine.federation
-    samples = data.test(number) if on == "own" else data.global_test(data.domain(number))
+    samples = data.global_test(data.domain(number)) if on == "global" else data.test(number, on)
     size = engine.together(number)
     if prototypes is not None:
         size = max(1, min(size, AT_ONCE // prototypes.total.numel()))
@@ -182,26 +185,61 @@ def join_one(method: Method, engine: ReferenceEngine, number: int, server: Tree,
     return Joined(client, record)
 
 
-def join_held_out(
-    experiment: Experiment,
-    domains: Sequence[Domain],
-    split: Split,
-    numbers: Sequence[int],
-    server: Tree,
-    tell: Callable[[int, int], None] = lambda done, of: None,
-) -> list[dict[str, Any]]:
-    """One record for each of these clients, as [join] of the experiment says."""
-    engine, method, records = held_back(experiment, domains, split, numbers), method_of(experiment), []
-    for row, number in enumerate(numbers):
-        made = join_one(method, engine, row, server, experiment.join.steps).record
-        records.append({"client": number, "domain": domains[split.domain[number]].name, **made})
-        tell(row + 1, len(numbers))
-    return records
+class Newcomers(NamedTuple):
+    """Who joins, with which samples and models."""
+
+    experiment: Experiment
+    domains: Sequence[Domain]
+    split: Split
+    choices: Sequence[ModelChoice]
+    scales: Sequence[Scaler] = ()
+    draw: int = 0
+
+    def engine(self, share: float = 0.0) -> ReferenceEngine:
+        """For their training; a share of it may be held back."""
+        split = self.split.hold_back(share, self.domains, random.seed(self.experiment.seed, "choose", self.draw))
+        return engine_of(self.experiment, self.domains, split, self.choices, self.scales, self.draw)
+
+    def join(self, server: Tree, tell: Callable[[int, int], None] = lambda done, of: None) -> list[Joined]:
+        """All of them, as [join] of the experiment says."""
+        engine, found = self.engine(), []
+        for number in range(self.split.clients):
+            lam = self._lam(number, server)
+            joined = join_one(pulled(self.experiment.method, lam), engine, number, server, self.experiment.join.steps)
+            domain = self.domains[self.split.domain[number]].name
+            found.append(joined._replace(record={"domain": domain, **joined.record, "lam": lam}))
+            tell(number + 1, self.split.clients)
+        return found
+
+    def _lam(self, number: int, server: Tree) -> float | None:
+        """The weight of the pull: the only one there is, or the one that is best on shots that were held back."""
+        lams, method, steps = self.experiment.join.lam, self.experiment.method, self.experiment.join.steps
+        if len(lams) < 2:
+            return lams[0] if lams else None
+        engine = self.engine(CHOOSE)
+        if not len(engine.federation.test(number, "validation").y):
+            return lams[0]
+        down, prototypes = welcome(method, server)
+
+        def right(lam: float) -> float:
+            kind = pulled(method, lam)
+            client = fine_tune(kind, engine, number, down, steps)
+            found = measure(kind, engine, number, client, down, prototypes, "validation").get(judged_by(method))
+            return (found and found.accuracy()) or 0.0
+
+        return max(lams, key=right)
 
 
-def method_of(experiment: Experiment) -> Method:
-    """The experiment's method as newcomers follow it."""
-    return pulled(experiment.method, experiment.join.lam)
+def held_back(
+    experiment: Experiment, domains: Sequence[Domain], split: Split, numbers: Sequence[int], draw: int = 0
+) -> Newcomers:
+    """Clients of an experiment, each with a few of its training samples."""
+    trains = [
+        few(split.train[i], domains[split.domain[i]].y_train, experiment.join.shots, experiment.seed, "shots", draw, i)
+        for i in numbers
+    ]
+    some = Split(split.domain[list(numbers)], tuple(trains), tuple(split.test[i] for i in numbers))
+    return Newcomers(experiment, domains, some, [experiment.model_of(i) for i in numbers], draw=draw)
 
 
 def summary(experiment: Experiment, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -209,8 +247,8 @@ def summary(experiment: Experiment, records: Sequence[dict[str, Any]]) -> dict[s
     suffix = "_own" if experiment.method.candidates == "own" else ""
     kinds = {"head": f"head{suffix}", "proto": f"proto{suffix}", "alone": f"alone{suffix}", "unseen": "unseen"}
     means = {f"held_out_{name}_mean": spread([r[key] for r in records]).mean for name, key in kinds.items()}
-    settings = {"clients": len(records), "steps": experiment.join.steps, "shots": experiment.join.shots}
-    return means | {f"held_out_{name}": value for name, value in settings.items()} | {"held_out_lam": experiment.join.lam}
+    settings = {"clients": len(records), **dataclasses.asdict(experiment.join)}
+    return means | {f"held_out_{name}": value for name, value in settings.items()}
 
 
 def _name(method: Method) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from protofed import newcomer
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
 from protofed.data.sources import load
@@ -21,7 +22,6 @@ from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
-from protofed.newcomer import method_of, welcome
 from protofed.ops import random
 from protofed.ops.trees import under
 from protofed.theory.entry import why_not as why_no_theorem
@@ -82,7 +82,7 @@ def prepare(
     _check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
     if experiment.held_out_clients:
-        welcome(method_of(experiment), experiment.method.init_server(reference.specs()[0]))
+        newcomer.check(experiment, reference.specs()[0])
     lacking = why_no_theorem(experiment.method, experiment.optimizer) if experiment.evaluate.theory else None
     notes: tuple[str, ...] = (
         (f"evaluate.theory = {experiment.evaluate.theory} is left out: {lacking}",) if lacking else ()

@@ -170,9 +170,10 @@ def newcomers(
     if not numbers:
         return []
     before = experiment.clients - len(numbers)
-    return newcomer.join_held_out(
-        experiment, domains, split, numbers, server, lambda done, of: watch.measured(before + done, experiment.clients)
+    joined = newcomer.held_back(experiment, domains, split, numbers).join(
+        server, lambda done, of: watch.measured(before + done, experiment.clients)
     )
+    return [{"client": number, **one.record} for number, one in zip(numbers, joined, strict=True)]
 
 
 def finish(
@@ -228,9 +229,7 @@ def finish(
     if trained_clients < len(everyone):
         watch.note(f"{len(everyone) - trained_clients} clients never took part and are measured as they began")
     if len(chosen) < len(everyone):
-        watch.note(
-            f"PM is over {len(chosen)} of {len(everyone)} clients, evenly spaced (evaluate.pm_clients = 0: all)"
-        )
+        watch.note(f"PM is over {len(chosen)} of {len(everyone)} clients, evenly spaced (evaluate.pm_clients = 0: all)")
 
     central = engine.global_tally(method, state.server, kinds[1])
     if confused:
@@ -266,7 +265,9 @@ def finish(
         "clients": experiment.clients,
         "clients_trained": trained_clients,
         **own_numbers(method, list(own.values())),
-        "accuracy_global_mean": global_own_numbers(method, list(whole.values()))["accuracy_global_mean"] if whole else None,
+        "accuracy_global_mean": global_own_numbers(method, list(whole.values()))["accuracy_global_mean"]
+        if whole
+        else None,
         **global_numbers(method, central),
         **personal_numbers(method, list(wide.values()), counts[list(wide)]),
         "accuracy_per_class": reduce(add, own.values())[judged_by(method)].per_class(),

@@ -1,5 +1,6 @@
 """How raw samples become what a model sees."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +52,14 @@ class Scaler:
         return torch.from_numpy((x.astype(np.float32) / self.unit - self.mean) / self.std)
 
 
+def inputs(domains: Sequence[Domain], normalize: str) -> dict[str, Any]:
+    """What whoever joins later must know, ready for JSON; no sample is in it."""
+    names = list(domains[0].class_names)
+    return {"class_names": names, "domains": [describe(domain, normalize) for domain in domains]}
+
+
 def describe(domain: Domain, normalize: str) -> dict[str, Any]:
-    """What whoever joins later must know of a domain's inputs, ready for JSON; no sample is in it."""
+    """The inputs of one domain, and how they are scaled."""
     scale = Scaler.of(domain, normalize)
     return {
         "name": domain.name,
