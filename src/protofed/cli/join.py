@@ -9,7 +9,9 @@ from rich.table import Table
 
 from protofed import tables
 from protofed.cli.common import DataDir, console, errors, say
+from protofed.cli.export import tell as tell_export
 from protofed.errors import UserError
+from protofed.export import check_out, export, of_newcomer
 from protofed.joining import Joining
 from protofed.joining import join as join_run
 
@@ -42,6 +44,8 @@ def join(
 
       protofed join RUN --client 3 --shots 20 --seeds 0,1,2 --lam 16,4,1
     """
+    if out is not None:
+        check_out(out, onnx)
     with tables.bar(errors, "joining") as tell:
         done = join_run(
             run,
@@ -63,6 +67,10 @@ def join(
         console.print_json(json.dumps(told | {"notes": done.notes}))
     else:
         _show(done)
+    if out is not None:
+        about = export(of_newcomer(run, done), out, onnx=onnx)
+        if not as_json:
+            tell_export(about, out)
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -58,9 +58,9 @@ def inputs(domains: Sequence[Domain], normalize: str) -> dict[str, Any]:
     return {"class_names": names, "domains": [describe(domain, normalize) for domain in domains]}
 
 
-def describe(domain: Domain, normalize: str) -> dict[str, Any]:
+def describe(domain: Domain, normalize: str, scale: Scaler | None = None) -> dict[str, Any]:
     """The inputs of one domain, and how they are scaled."""
-    scale = Scaler.of(domain, normalize)
+    scale = scale or Scaler.of(domain, normalize)
     return {
         "name": domain.name,
         "shape": list(domain.shape),
