@@ -58,7 +58,7 @@ class Network(nn.Module):
         self.whole, self.unit = scale.whole, scale.unit
         self.register_buffer("mean", torch.from_numpy(scale.mean))
         self.register_buffer("std", torch.from_numpy(scale.std))
-        leaves, self.form = tree_flatten((subject.client, subject.down, subject.prototypes))
+        leaves, self.form = tree_flatten((subject.client, subject.down, subject.prototypes or ()))
         self.leaves = len(leaves)
         for number, leaf in enumerate(leaves):
             self.register_buffer(f"tensor{number}", leaf.detach().cpu().clone())
@@ -71,7 +71,7 @@ class Network(nn.Module):
         model: Any = _Once(self.model)
         scores = self.method.predict(model, client, x, down)["head"]
         z = self.method.embed(model, client, x)
-        return (z, scores) if prototypes is None else (z, scores, distances(z, prototypes))
+        return (z, scores) if not prototypes else (z, scores, distances(z, prototypes))
 
 
 def raw(samples: Tensor, inputs: dict[str, Any]) -> Tensor:

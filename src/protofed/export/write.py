@@ -28,7 +28,10 @@ TENSORS = ("client", "down", "prototypes", "own", "known", "test")
 def export(subject: Subject, out: Path, *, onnx: bool = True, quantile: float = 0.95) -> dict[str, Any]:
     """Write a new folder, whole or not at all; returns what its about.json says."""
     check_out(out, onnx)
-    subject = subject._replace(**{name: tree_map(lambda t: t.cpu(), getattr(subject, name)) for name in TENSORS})
+    tensors = {name: getattr(subject, name) for name in TENSORS}
+    subject = subject._replace(
+        **{name: t if t is None else tree_map(torch.Tensor.cpu, t) for name, t in tensors.items()}
+    )
     network = Network(subject).eval()
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
