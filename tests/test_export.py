@@ -236,6 +236,7 @@ def test_a_newcomer_is_exported(finished: Path, x: np.ndarray) -> None:
     about = export(of_newcomer(finished, done), Path("made"), onnx=False)
     assert about["client"] == "newcomer"
     assert about["own_classes"] == done.records[0]["classes"]
+    assert "held-back samples" in about["fitted_to"]
     assert len(Predictor("made").predict(x)) == 100
 
 
@@ -258,7 +259,8 @@ def test_bad_input_is_one_line(finished: Path, made: Path, x: np.ndarray, monkey
         (("export", str(finished), "--client", "global", "--out", "e"), "no global model"),
         (("export", str(finished), "--client", "0", "--out", str(made)), "already exists"),
         (("export", "hurt", "--client", "0", "--out", "e"), "no checkpoint that is whole"),
-        (("predict", "nowhere", "wide.npy"), "is no exported model"),
+        (("predict", "nowhere", "wide.npy"), "there is no exported model"),
+        (("predict", str(finished), "wide.npy"), "is no exported model"),
         (("predict", "torn", "wide.npy"), "cannot be read"),
         (("predict", str(made), "wide.npy"), "the model takes (any number, 1, 8, 8)"),
         (("predict", str(made), "words.npy"), "inputs have shape"),

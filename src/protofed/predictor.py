@@ -148,6 +148,8 @@ class Predictor:
 
 def _about(folder: Path, source: str | Path) -> dict[str, Any]:
     path = folder / "about.json"
+    if not Path(source).exists():
+        raise UserError(f"there is no exported model {source}. Make one with protofed export.")
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return about | {key: about[key] for key in ("input", "outputs", "class_names", "temperature", "unknown")}

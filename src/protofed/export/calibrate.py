@@ -19,7 +19,8 @@ def calibrate(subject: Subject, network: Network, quantile: float) -> dict[str, 
     told: dict[str, Any] = {"temperature": {"head": 1.0, "proto": 1.0}, "fitted_to": of, "unknown": None}
     if not len(samples.y):
         return told | {"fitted_to": "nothing: there are no samples"}
-    scores, apart = _answers(subject, network, samples)
+    judge = network if subject.judge is None else Network(subject._replace(client=subject.judge)).eval()
+    scores, apart = _answers(subject, judge, samples)
     told["temperature"]["head"] = temperature(scores, samples.y, candidates)
     if apart is None:
         return told

@@ -29,6 +29,7 @@ class Subject(NamedTuple):
     known_from: str  # what they are: "validation" or "training" samples
     test: Samples
     about: dict[str, Any]  # where it comes from
+    judge: Client | None = None  # who was trained without the samples to fit to, where that is another client
 
 
 class _Once:

@@ -16,7 +16,7 @@ from protofed.errors import UserError
 from protofed.export.graph import Subject
 from protofed.joining import Joining
 from protofed.method import Mean, Method, Tree
-from protofed.newcomer import welcome
+from protofed.newcomer import CHOOSE, fine_tune, pulled, welcome
 from protofed.ops.trees import deal
 from protofed.prepare import held_out, prepare, taking_part
 
@@ -63,10 +63,14 @@ def of_run(run: str | Path, who: int | str, data_dir: Path | None = None) -> tup
 
 
 def of_newcomer(run: str | Path, done: Joining) -> Subject:
-    """The model of one who joined."""
+    """The model of one who joined; how far is too far is found by one trained without a quarter of the shots."""
     server, newcomers = runs.read(run).state.server, done.newcomers
-    engine, method = newcomers.engine(), newcomers.experiment.method
+    engine, held = newcomers.engine(), newcomers.engine(CHOOSE)
+    method = pulled(newcomers.experiment.method, done.records[-1]["lam"])
     down, prototypes = welcome(method, server)
+    known, judge = held.federation.test(0, "validation"), None
+    if len(known.y):
+        judge = fine_tune(method, held, 0, down, newcomers.experiment.join.steps)
     domain = newcomers.domains[engine.federation.domain(0)]
     return Subject(
         method=method,
@@ -77,10 +81,11 @@ def of_newcomer(run: str | Path, done: Joining) -> Subject:
         inputs=describe(domain, newcomers.experiment.data.normalize, newcomers.scales[0] if newcomers.scales else None),
         class_names=class_names(domain.name, domain.class_names),
         own=engine.federation.counts[0] > 0,
-        known=engine.federation.train(0),
-        known_from="training",
+        known=known if judge else engine.federation.train(0),
+        known_from="held-back" if judge else "training",
         test=engine.federation.test(0),
         about=_about(str(run), done.method, done.round, "newcomer", engine.architectures[0]),
+        judge=judge,
     )
 
 

@@ -22,16 +22,14 @@ from protofed.models.functional import FunctionalModel
 from protofed.version import VERSION
 
 HOW = Path(__file__).with_name("README.txt")  # how to use the files, which goes with them
-TENSORS = ("client", "down", "prototypes", "own", "known", "test")
+TENSORS = ("client", "judge", "down", "prototypes", "own", "known", "test")
 
 
 def export(subject: Subject, out: Path, *, onnx: bool = True, quantile: float = 0.95) -> dict[str, Any]:
     """Write a new folder, whole or not at all; returns what its about.json says."""
     check_out(out, onnx)
-    tensors = {name: getattr(subject, name) for name in TENSORS}
-    subject = subject._replace(
-        **{name: t if t is None else tree_map(torch.Tensor.cpu, t) for name, t in tensors.items()}
-    )
+    here: dict[str, Any] = {name: getattr(subject, name) for name in TENSORS if getattr(subject, name) is not None}
+    subject = subject._replace(**tree_map(torch.Tensor.cpu, here))
     network = Network(subject).eval()
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -118,7 +116,8 @@ def _tensors(client: Client, model: FunctionalModel) -> tuple[Params, Params]:
     names = model.eval_module.state_dict().keys()
     prefix = OWN if any(name.startswith(OWN) for name in everything) else ""
     own = {name: everything[prefix + name].contiguous() for name in names if prefix + name in everything}
-    rest = {name: value.contiguous() for name, value in everything.items() if name.removeprefix(prefix) not in own}
+    taken = {prefix + name for name in own}
+    rest = {name: value.contiguous() for name, value in everything.items() if name not in taken}
     return own, rest
 
 
