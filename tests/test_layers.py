@@ -30,6 +30,7 @@ MAY = {
 }
 ONLY_IN = {
     "datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": set(), "flwr": set(),
+    "onnxruntime": {"predictor.py"}, "onnxscript": set(),
     "tensorboard": {"sinks/tensorboard.py"}, "wandb": {"sinks/wandb.py"}, "mlflow": {"sinks/mlflow.py"},
 }  # fmt: skip
 

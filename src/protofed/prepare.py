@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from protofed import newcomer
 from protofed.builders import Builder, Shown, behind_frozen, builders_of
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
@@ -101,6 +102,8 @@ def prepare(
     experiment.method.check(reference.specs())
     _check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
+    if experiment.held_out_clients:
+        newcomer.check(experiment, reference.specs()[0])
     lacking = why_no_theorem(experiment.method, experiment.optimizer) if experiment.evaluate.theory else None
     notes += (f"evaluate.theory = {experiment.evaluate.theory} is left out: {lacking}",) if lacking else ()
     if experiment.engine.name == "reference":
@@ -207,13 +210,27 @@ def no_compiler(device: torch.device) -> str | None:
     return None
 
 
+def held_out(experiment: Experiment) -> list[int]:
+    """The clients that take part in no round and join after the last, drawn by the seed."""
+    order = random.permutation(random.key(experiment.seed, "held out"), experiment.clients)
+    return sorted(order[: experiment.held_out_clients].tolist())
+
+
+def taking_part(experiment: Experiment) -> Sequence[int]:
+    """All other clients."""
+    if not experiment.held_out_clients:
+        return range(experiment.clients)
+    return sorted(set(range(experiment.clients)) - set(held_out(experiment)))
+
+
 def draw_cohort(experiment: Experiment, round: int) -> list[int]:
     """The clients of a round, from seed and round alone, so that every method meets the same ones."""
-    size = max(1, int(experiment.participation * experiment.clients + 1e-9))
-    if size == experiment.clients:
-        return list(range(size))
-    order = random.permutation(random.key(experiment.seed, "cohort", round), experiment.clients)
-    return sorted(order[:size].tolist())
+    there = taking_part(experiment)
+    size = max(1, int(experiment.participation * len(there) + 1e-9))
+    if size == len(there):
+        return list(there)
+    order = random.permutation(random.key(experiment.seed, "cohort", round), len(there))
+    return sorted(there[i] for i in order[:size].tolist())
 
 
 @contextlib.contextmanager

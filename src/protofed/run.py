@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from protofed.data.scaling import inputs
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
 from protofed.errors import UserError
@@ -93,6 +94,7 @@ def _open(
     prepared.split.save(saved, prepared.domains)
     folder.write_json("environment.json", environment(experiment))
     folder.write_json("classes.json", classes(prepared.domains))
+    folder.write_json("inputs.json", inputs(prepared.domains, experiment.data.normalize))
     bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
     for note in (*prepared.split.notes, *prepared.notes):
         watch.note(note)

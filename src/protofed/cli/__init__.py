@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from protofed.cli import bench, compare, look, report, reproduce, run, sweep, table, watch
+from protofed.cli import bench, compare, export, join, look, predict, report, reproduce, run, sweep, table, watch
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
@@ -48,6 +48,9 @@ app.command()(watch.watch)
 app.command()(sweep.sweep)
 app.command()(table.table)
 app.command()(reproduce.reproduce)
+app.command()(join.join)
+app.command()(export.export)
+app.command()(predict.predict)
 app.command()(look.partition)
 app.command()(look.explain)
 app.command()(bench.bench)
