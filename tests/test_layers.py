@@ -19,7 +19,7 @@ MAY = {
     "data": {"errors", "atomic", "method", "ops", "data"},
     "metrics": {"method"},
     "local": {"errors", "method", "ops", "models"},
-    "engines": {"errors", "method", "metrics", "ops", "models", "data", "local", "engines"},
+    "engines": {"errors", "version", "method", "metrics", "ops", "models", "data", "local", "engines"},
     "experiment": {"errors", "schema", "method", "methods", "models", "data", "ops"},
     "segments": {"atomic"},
     "sinks": {"sinks"},
@@ -27,7 +27,7 @@ MAY = {
     "folder": {"errors", "atomic", "method", "engines", "experiment", "segments", "store"},
 }
 ONLY_IN = {
-    "datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": set(), "flwr": set(),
+    "datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": {"engines/cluster.py"}, "flwr": set(),
     "tensorboard": {"sinks/tensorboard.py"}, "wandb": {"sinks/wandb.py"}, "mlflow": {"sinks/mlflow.py"},
 }  # fmt: skip
 
