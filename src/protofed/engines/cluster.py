@@ -8,6 +8,8 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -22,6 +24,8 @@ from protofed.errors import UserError
 from protofed.version import VERSION
 
 REACH = 5.0  # seconds to reach a cluster
+ANSWER = 20.0  # seconds for it to answer
+ASK = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40)"
 PLACE = 60.0  # seconds for Ray to find room for a worker
 TRIES = 3  # workers that one share of work may take down
 EIGHTH = 8  # workers on a machine by default, roughly
@@ -94,7 +98,7 @@ class Cluster:
         try:
             ray.init(address, **quiet)
         except Exception as error:  # of many kinds: no cluster, another version, no token
-            raise UserError(f"RAY_ADDRESS = {address!r} cannot be joined: {_short(error)}") from None
+            raise UserError(f"RAY_ADDRESS = {address!r} cannot be joined: {_short(str(error))}") from None
         self._same_versions()
 
     def _same_versions(self) -> None:
@@ -240,15 +244,15 @@ class Cluster:
         try:
             self._ready(place)
         except (UserError, self.ray.exceptions.RayError) as error:
-            self.losses.append(f"a lost Ray worker could not be replaced: {_short(error)}")
+            self.losses.append(f"a lost Ray worker could not be replaced: {_short(str(error))}")
 
     def _lose(self, place: int, times: int, error: Exception) -> None:
         """A worker is gone; another is asked for in its place."""
         machine = self.places[place].machine
         if times >= TRIES:
             raise UserError(
-                f"the same clients have ended {times} Ray workers, the last on {machine}: {_short(error)} Too little "
-                "memory is likely. Use fewer engine.workers, or a smaller engine.chunk, and go on with --resume."
+                f"the same clients have ended {times} Ray workers, the last on {machine}: {_short(str(error))} "
+                "Is there too little memory? Use fewer engine.workers or a smaller engine.chunk, and --resume."
             )
         self.losses.append(f"a Ray worker on {machine} was lost; its clients are done again by another")
         self.places[place] = self._place()
@@ -268,9 +272,20 @@ class Cluster:
 
 
 def _reach(address: str) -> None:
-    """Refuse an address at which nobody is, in seconds."""
-    if address == "auto":
-        return
+    """Refuse an address at which nobody is, or no Ray: which Ray itself would try for minutes."""
+    if address != "auto":
+        _knock(address)
+    try:
+        asked = subprocess.run([sys.executable, "-c", ASK, address], capture_output=True, text=True, timeout=ANSWER)
+    except subprocess.TimeoutExpired:
+        reason = f"nobody there answers as Ray does within {ANSWER:.0f} s"
+    else:
+        reason = "; ".join(asked.stderr.strip().splitlines()[-1:]) if asked.returncode else ""
+    if reason:
+        raise UserError(f"RAY_ADDRESS = {address!r} cannot be joined: {_short(reason)} Correct it, or unset it.")
+
+
+def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise UserError(
@@ -286,10 +301,9 @@ def _reach(address: str) -> None:
         ) from None
 
 
-def _short(error: Exception) -> str:
-    """An error of Ray in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (" ".join(lines[:4]) or type(error).__name__)[:300].rstrip(". ") + "."
+def _short(reason: str) -> str:
+    """What Ray says, in one line."""
+    return " ".join(reason.split())[:300].rstrip(". ") + "."
 
 
 @contextlib.contextmanager
