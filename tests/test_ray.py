@@ -56,6 +56,7 @@ def joined() -> Iterator[Joined]:
     env = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
     command += [f"--port={port}", "--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
+    command += ['--system-config={"worker_niceness": 0}']  # workers are not to wait for other tests
     head = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         for line in head.stdout or ():
@@ -207,6 +208,7 @@ def test_a_lost_worker_an_interrupt_and_one_machine_give_the_same(joined: Joined
     while mine.poll() is None and not (lines.is_file() and len(lines.read_text().splitlines()) > 1):
         time.sleep(0.01)
     children = family(mine.pid)
+    assert mine.poll() is None, mine.communicate()[0]
     os.killpg(mine.pid, signal.SIGINT)  # as a terminal does: to all of them
     said, _ = mine.communicate(timeout=60)
     assert mine.returncode == 130, said

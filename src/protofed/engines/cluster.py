@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,14 +84,8 @@ class Cluster:
             folder = self._undo.enter_context(_folder())
             self._undo.enter_context(_token())
             self._undo.callback(ray.shutdown)
-            ray.init(
-                "local",
-                num_cpus=cores,
-                include_dashboard=False,
-                _temp_dir=folder,
-                _node_ip_address="127.0.0.1",
-                **quiet,
-            )
+            own = {"include_dashboard": False, "_temp_dir": folder, "_node_ip_address": "127.0.0.1"}
+            ray.init("local", num_cpus=cores, _system_config={"worker_niceness": 0}, **own, **quiet)
             return
         tell(f"joining the Ray cluster at {address}")
         _reach(address)
@@ -317,7 +312,11 @@ def _folder() -> Iterator[str]:
     try:
         yield str(Path(folder).resolve())
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(50):  # its processes may still be writing their last words
+            shutil.rmtree(folder, ignore_errors=True)
+            if not Path(folder).exists():
+                break
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager
