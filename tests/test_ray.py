@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from command import protofed
 from protofed.data.sources import Data, load
 from protofed.engines import cluster
+from protofed.engines.ray import RayEngine
 from protofed.engines.worker import Worker
 from protofed.errors import UserError
 from protofed.experiment import Experiment
@@ -70,7 +71,10 @@ def joined() -> Iterator[Joined]:
             yield Joined(f"127.0.0.1:{port}", head.pid)
         assert head.poll() is None  # whoever joined it did not end it
     finally:
-        head.terminate()
+        ray.shutdown()  # of a run that failed
+        for one in (head.pid, *family(head.pid)):  # asked to end, Ray takes its time
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         head.wait(30)
         subprocess.run(["rm", "-rf", str(folder)], check=True)
 
@@ -120,7 +124,7 @@ class InProcess:
 
     def start(self, make: Any, data: str) -> str:
         self.there = [Worker() for _ in range(self.workers)]
-        answers = [worker.start(make, self.threads, self.workers, False) for worker in self.there]
+        answers = [worker.start(make, self.threads, self.workers, None) for worker in self.there]
         assert {answer[2] for answer in answers} == {data}
         return answers[0][1]
 
@@ -128,6 +132,10 @@ class InProcess:
         for job in range(many):
             place = (job + 1) % self.workers
             take(job, place, self.there[place].do(*call(job, place)))
+
+    def use(self, compiled: bool) -> None:
+        for worker in self.there:
+            worker.use(compiled)
 
     def close(self) -> None: ...
 
@@ -147,6 +155,18 @@ def test_shares_give_the_bits_of_one_machine(changes: tuple[str, ...], monkeypat
     run(plan("engine=ray", "engine.ordered=true", *changes), "spread")
     run(plan("engine=stacked", "engine.threads=2", "engine.ordered=true", *changes), "one")
     same(Path("one"), Path("spread"))
+
+
+def test_workers_find_out_whether_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "Cluster", lambda *_: InProcess(_[-1]))
+    always = plan("engine=ray", "engine.compile=always")
+    engine = prepare(always).engine
+    assert isinstance(engine, RayEngine)
+    engine.start(lambda text: None)
+    assert all(worker.made.engine.compiled for worker in engine.cluster.there)  # type: ignore[attr-defined]
+    engine.use(compiled=False)
+    assert not any(worker.made.engine.compiled for worker in engine.cluster.there)  # type: ignore[attr-defined]
+    assert engine.trial(always.method, always.method.init_server(engine.specs()[0]), [0, 1, 2, 3]) > 0
 
 
 def family(pid: int) -> list[int]:

@@ -62,6 +62,7 @@ class Cluster:
         import ray
 
         self.ray, self.places, self.losses = ray, list[Place](), list[str]()
+        self.compiled: bool | None = None  # None: as the experiment says
         self._undo = contextlib.ExitStack()
         try:
             self._join(cores, tell)
@@ -156,7 +157,7 @@ class Cluster:
 
     def start(self, make: Callable[[int, int], Made], data: str) -> str:
         """Workers, each with the whole experiment; returns the kind of device they have."""
-        self.make, self.data, self.compiled = self.ray.put(make), data, False
+        self.make, self.data = self.ray.put(make), data
         self.places = [self._place() for _ in range(self.workers)]
         for place in self.places:
             place.machine = self._get(place.actor.where.remote(), PLACE)
@@ -205,6 +206,7 @@ class Cluster:
         `take(job, place, answer)` gets what comes back. A lost worker's job goes to another."""
         todo, tries = list(range(many)), Counter[int]()
         running: dict[Any, tuple[int, int]] = {}
+        errors = self.ray.exceptions
         while todo or running:
             busy = {place for _, place in running.values()}
             for place in (p for p, there in enumerate(self.places) if there.ready and p not in busy):
@@ -227,7 +229,7 @@ class Cluster:
             job, place = running.pop(done[0])
             try:
                 answer = self._get(done[0])
-            except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
+            except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError) as error:
                 tries[job] += 1
                 todo.append(job)
                 self._lose(place, tries[job], error)
@@ -260,10 +262,10 @@ class Cluster:
 
     def close(self) -> None:
         """End our workers, and Ray where it was started here."""
-        for place in self.places:
-            self.ray.kill(place.actor)
-        self.places = []
-        self._undo.close()
+        with self._undo:
+            for place in self.places:
+                self.ray.kill(place.actor)
+            self.places = []
 
 
 def _reach(address: str) -> None:

@@ -90,12 +90,13 @@ class Worker:
         return platform.node()
 
     def start(
-        self, make: Callable[[int, int], Made], threads: int, shares: int, compiled: bool
+        self, make: Callable[[int, int], Made], threads: int, shares: int, compiled: bool | None
     ) -> tuple[str, str, str]:
         """Make it ready; returns the machine, the device and the hash of its data."""
         self.made = make(threads, shares)
         self.states: dict[int, Client] = {}
-        self.use(compiled)
+        if compiled is not None:
+            self.use(compiled)
         return platform.node(), str(self.made.engine.device), self.made.data
 
     def use(self, compiled: bool) -> None:
