@@ -60,11 +60,13 @@ def joined() -> Iterator[Joined]:
     command += ['--system-config={"worker_niceness": 0}']  # workers are not to wait for other tests
     head = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
+        said = []
         for line in head.stdout or ():
+            said.append(line)
             if "Ray runtime started" in line:
                 break
         else:
-            pytest.fail("ray start --head ended")
+            pytest.fail(f"ray start --head ended: {''.join(said)[-2000:]}")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
             patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -274,12 +276,18 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("runs").exists()
 
 
-def test_an_address_where_something_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "ANSWER", 3.0)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{deaf.getsockname()[1]}")
-        with pytest.raises(UserError, match="nobody there answers as Ray does within 3 s"):
+@pytest.mark.parametrize(
+    "answer, reason", [(b"HTTP/1.1 400 Bad Request", "is no Ray cluster's"), (b"", r"cannot be reached \(timed out\)")]
+)
+def test_an_address_where_something_else_is(answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "REACH", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{other.getsockname()[1]}")
+        answering = threading.Thread(target=lambda: other.accept()[0].sendall(answer) if answer else None)
+        answering.start()
+        with pytest.raises(UserError, match=reason):
             run(plan(*TWO), "nowhere")
+        answering.join()
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

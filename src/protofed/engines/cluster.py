@@ -8,8 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,8 +23,7 @@ from protofed.errors import UserError
 from protofed.version import VERSION
 
 REACH = 5.0  # seconds to reach a cluster
-ANSWER = 20.0  # seconds for it to answer
-ASK = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40)"
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # as gRPC begins; its server answers with the like
 PLACE = 60.0  # seconds for Ray to find room for a worker
 TRIES = 3  # workers that one share of work may take down
 EIGHTH = 8  # workers on a machine by default, roughly
@@ -269,20 +266,10 @@ class Cluster:
 
 
 def _reach(address: str) -> None:
-    """Refuse an address at which nobody is, or no Ray: which Ray itself would try for minutes."""
-    if address != "auto":
-        _knock(address)
-    try:
-        asked = subprocess.run([sys.executable, "-c", ASK, address], capture_output=True, text=True, timeout=ANSWER)
-    except subprocess.TimeoutExpired:
-        reason = f"nobody there answers as Ray does within {ANSWER:.0f} s"
-    else:
-        reason = "; ".join(asked.stderr.strip().splitlines()[-1:]) if asked.returncode else ""
-    if reason:
-        raise UserError(f"RAY_ADDRESS = {address!r} cannot be joined: {_short(reason)} Correct it, or unset it.")
-
-
-def _knock(address: str) -> None:
+    """Refuse in seconds an address at which nobody is, or somebody else: Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    remedy = "Start the cluster with `ray start --head`, correct the address, or unset it to start Ray here."
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise UserError(
@@ -290,12 +277,13 @@ def _knock(address: str) -> None:
             "10.0.0.1:6379, on a machine of that cluster; or unset it to start Ray here."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH) as there:
+            there.sendall(HELLO)
+            answer = there.recv(9) if os.environ.get("RAY_USE_TLS", "0") == "0" else HELLO[-9:]
     except (OSError, OverflowError) as error:
-        raise UserError(
-            f"RAY_ADDRESS = {address!r} cannot be reached ({error}). Start the cluster with `ray start --head`, "
-            "correct the address, or unset it to start Ray here."
-        ) from None
+        raise UserError(f"RAY_ADDRESS = {address!r} cannot be reached ({error}). {remedy}") from None
+    if answer[3:4] != HELLO[-6:-5]:
+        raise UserError(f"RAY_ADDRESS = {address!r} is no Ray cluster's: something else answers there. {remedy}")
 
 
 def _short(reason: str) -> str:
