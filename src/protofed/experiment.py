@@ -35,14 +35,16 @@ def _device(name: str) -> str:
 class EngineChoice:
     """How clients are run (the [engine] section)."""
 
-    name: Literal["auto", "stacked", "reference"] = "auto"
+    name: Literal["auto", "stacked", "reference", "ray"] = "auto"
     """Clients of one model trained together (stacked), or one after another (reference); auto stacks on a GPU, and on a
-    CPU models of up to 200,000 parameters."""
+    CPU models of up to 200,000 parameters; ray spreads what auto does over the machines of a cluster."""
     chunk: Annotated[int, Ge(0)] = 0
     """Clients that are stacked at most; 0: all of a round."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads on the CPU: groups of stacked clients at a time, or torch's own threads; 0 takes all cores, or one of
-    torch's for small models."""
+    torch's for small models, or for each of ray's workers an eighth of a machine's cores."""
+    workers: Annotated[int, Ge(0), Le(4096)] = 0
+    """Processes that ray spreads clients over, each with a GPU or so many threads; 0: as many as there is room for."""
     ordered: bool = False
     """Add up what clients send in the order of their numbers, one by one: sums do not depend on groups and threads."""
     compile: Literal["auto", "always", "never"] = "auto"

@@ -60,7 +60,7 @@ def run(
     if prepared is None:
         where = Path(data_dir) if data_dir is not None else None
         prepared = prepare(experiment, where, cores=cores, tell=watch.note)
-    with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
+    with _disk(folder), threads(experiment, prepared.engine, watch.note), folder.locked(), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)
         recorder = Recorder(folder, experiment, prepared.engine, state.round, watch.note)

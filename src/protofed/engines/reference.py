@@ -206,6 +206,10 @@ class ReferenceEngine:
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         if not any(self.federation.used(number) for number in cohort):
             return nobody(cohort)
+        return self.share(method, server, cohort, round)
+
+    def share(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        """Local training of these clients, of whom some, or others of their round, have data."""
         down = method.broadcast(server, self._ids(cohort))
         lr = self.optimizer.rate(round)
         updates: list[local.Update] = []
