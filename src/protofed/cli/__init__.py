@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from protofed.cli import bench, compare, look, report, reproduce, run, sweep, table, watch
+from protofed.cli import bench, client, compare, federation, look, report, reproduce, run, server, sweep, table, watch
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
@@ -52,6 +52,9 @@ app.command()(look.partition)
 app.command()(look.explain)
 app.command()(bench.bench)
 app.command("list")(look.list_)
+app.add_typer(federation.federation, name="federation")
+app.command()(server.server)
+app.command()(client.client)
 
 
 def main() -> None:
