@@ -37,6 +37,7 @@ class Prepared(NamedTuple):
     split: Split
     engine: Engine
     notes: tuple[str, ...]
+    data_here: bool = True  # else clients keep theirs to themselves, and nobody knows the partition
 
 
 def prepare_split(
@@ -78,7 +79,7 @@ def prepare(
         precision=experiment.engine.precision,
     )
     experiment.method.check(reference.specs())
-    _check_phases(experiment, reference)
+    check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
     lacking = why_no_theorem(experiment.method, experiment.optimizer) if experiment.evaluate.theory else None
     notes: tuple[str, ...] = (
@@ -106,7 +107,7 @@ def _largest(engine: Engine) -> int:
     return max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
 
 
-def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
+def check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
     """Whatever a method trains, every model must have."""
     method = experiment.method
     for spec in engine.specs():

@@ -174,7 +174,7 @@ def finish(
     method = experiment.method
     everyone = range(experiment.clients)
     started = time.perf_counter()
-    counts = engine.counts(everyone)
+    counts, trains = engine.counts(everyone), engine.samples(everyone)
     chosen = spaced(experiment.clients, experiment.evaluate.pm_clients)
     own, whole = [], []  # personal models and the global model, on own test samples
     wide: dict[int, Tally] = {}  # personal models on all test samples
@@ -226,7 +226,7 @@ def finish(
                 "architecture": engine.architectures[number],
                 "domain": domains[int(split.domain[number])].name,
                 "classes": [c for c in range(len(n)) if n[c] > 0],
-                "train": int(n.sum()),
+                "train": trains[number],
                 "test": int(own[number]["head"].samples.sum()),
                 "rounds": state.totals["participations"].get(str(number), 0),
                 "accuracy": own[number][judged_by(method)].accuracy(),

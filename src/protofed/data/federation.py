@@ -60,7 +60,7 @@ class Federation:
         self._validation_rows: list[Tensor] = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(split.test)
         self._official: list[int] = []  # test samples of each domain that are in its test part
         for number, domain in enumerate(domains):
-            scale = _scaler(domain, normalize)
+            scale = Scaler(domain, normalize)
             members = np.flatnonzero(split.domain == number)
             used = np.unique(np.concatenate([split.train[i] for i in members] or [np.empty(0, np.int64)]))
             official = len(domain.y_test)  # a test row beyond them is a training sample held back
@@ -170,7 +170,7 @@ class Federation:
         return map(Batch, *parts)
 
 
-class _scaler:
+class Scaler:
     """Pixels become numbers around zero: by the training set's own mean and deviation, by one half, or not at all."""
 
     def __init__(self, domain: Domain, normalize: str) -> None:
@@ -183,12 +183,14 @@ class _scaler:
             return
         if normalize == "half":
             self.mean = self.std = np.full(1, 0.5, np.float32)
-            if sample.min() < 0 or sample.max() > self.unit:
+            if len(sample) and (sample.min() < 0 or sample.max() > self.unit):
                 raise UserError(
                     f"data.normalize = 'half' is for pixels, but {domain.name} has values from {sample.min()} to "
                     f"{sample.max()}. Use data.normalize = 'auto'."
                 )
-        elif normalize == "auto":
+        elif normalize == "auto" and domain.scale is not None:
+            self.mean, self.std = domain.scale
+        elif normalize == "auto" and len(sample):
             axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
             mean = sample.mean(axis=axes, dtype=np.float64) / self.unit
             std = sample.std(axis=axes, dtype=np.float64) / self.unit

@@ -1,4 +1,4 @@
-"""What an operator sets: federation.toml beside the server, client.toml in a client's bundle, one experiment in both."""
+"""What an operator sets: federation.toml for the server, client.toml in a client's bundle, one experiment in both."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from protofed.data.sources import load
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 
-ELSEWHERE = ("device", "engine", "record")  # how and where it is computed: each side has its own
+ELSEWHERE = ("device", "engine")  # how and where it is computed: each side has its own
 
 
 @dataclass(frozen=True)
