@@ -13,8 +13,8 @@ def client(
     data: Annotated[str | None, typer.Option(help="The data of this site: an .npz file, a folder, or a name.")] = None,
     model: Annotated[str | None, typer.Option(help="The model of this site ('protofed list models').")] = None,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Withhold what concerns classes with fewer samples than this.")
-    ] = 1,
+        int, typer.Option(min=0, help="Withhold what concerns classes with fewer samples than this.")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and end.")] = False,
     state: Annotated[
         Path | None, typer.Option(help="Where the model is kept; by default state/ in the bundle.")

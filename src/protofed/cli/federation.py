@@ -52,7 +52,7 @@ def init(
     say(
         f"{folder} is set up for {len(names)} clients of {hosts[0]}:{port}.\n"
         f"  server:  protofed server {folder}/server\n"
-        f"  clients: copy {folder}/clients/NAME to its machine, and there: protofed client NAME --data FILE --model MODEL\n"
+        f"  clients: copy {folder}/clients/NAME to its machine; there: protofed client NAME --data FILE --model MODEL\n"
         f"See {folder}/README.md."
     )
 

@@ -18,6 +18,7 @@ from protofed.flower.proxy import free_port, listen
 from protofed.flower.server import Stopped, locked, stoppable
 
 LOOK_SECONDS = 0.2
+HEARD_SECONDS = 3.0  # for the server to hear that its refusal was heard
 AGAIN_SECONDS = 1.0  # between two looks at a server that is not there yet
 LONGEST_PAUSE = 30.0  # before SuperNode is started again
 STEADY_SECONDS = 60.0  # after which its pauses begin anew
@@ -29,6 +30,8 @@ INSECURE = (
 
 class Worker(Protocol):
     """What a client needs of its worker."""
+
+    refusal: str | None
 
     def answer(self, request: bytes) -> bytes: ...
     def describe(self) -> str: ...
@@ -48,7 +51,7 @@ class Node:
         self.port = listener.getsockname()[1]
         authority = None if insecure else bundle / "ca.crt"
         self.gate = Gate(server, authority, listener, self.inner[1:] if self.inner else None, tell)
-        self.line = Line(state, worker.answer)
+        self.worker, self.line = worker, Line(state, worker.answer)
         self.child: Child | None = None
         self.pause, self.started, self.joined = 1.0, 0.0, False
 
@@ -67,6 +70,9 @@ class Node:
         """One look; True when the federation is finished, a UserError where there is no point in going on."""
         if self.gate.refused:
             raise UserError(self.gate.refused)
+        if self.worker.refusal:
+            time.sleep(HEARD_SECONDS)
+            raise UserError(f"the server refuses this client: {self.worker.refusal}")
         if self.gate.finished:
             return True
         if self.gate.joined and not self.joined:

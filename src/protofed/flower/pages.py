@@ -9,7 +9,7 @@ On the server's machine, with `server/` of this folder and nothing else:
     pip install 'protofed[flower]'
     protofed server server
 
-On a client's machine, with its bundle (`clients/{first}/`, ...), which has a key in it and so wants a safe way:
+On a client's machine, with its bundle (`clients/{first}/`, ...), copied in a safe way (it has a key):
 
     pip install 'protofed[flower]'
     protofed client {first} --data DATA --model MODEL --dry-run    # what would leave this machine
@@ -18,9 +18,9 @@ On a client's machine, with its bundle (`clients/{first}/`, ...), which has a ke
 To run the server in the background: `protofed federation start {folder}`, `status`, `stop`.
 With systemd: `protofed-server.service`, and `protofed-client.service` in every bundle.
 
-Open port {port}/tcp on the server for the clients. Keep `server/ca.key` and `server/server.key` secret; `ca.key` is only
-needed for `protofed federation renew`, so it may be kept elsewhere. Back up `server/`; delete a client's folder here
-once its owner has it.
+Open port {port}/tcp on the server for the clients. Keep `server/ca.key` and `server/server.key` secret; `ca.key` is
+only needed for `protofed federation renew`, so it may be kept elsewhere. Back up `server/`; delete a client's folder
+here once its owner has it.
 """
 
 CLIENT_README = """# The bundle of {name}

@@ -74,7 +74,8 @@ class Relay:
         self.certificate, self.key = certificate, key
         self.received: Counter[str] = Counter()  # bytes of the bodies of requests, by route
         config = uvicorn.Config(
-            self._app, interface="asgi3", log_level="critical", access_log=False, lifespan="off", timeout_keep_alive=75, workers=1,
+            self._app, interface="asgi3", lifespan="off", workers=1, log_level="critical", access_log=False,
+            timeout_keep_alive=75,
             ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=1, server_header=False,
         )  # fmt: skip
         self._config, self._server = config, uvicorn.Server(config)
@@ -161,13 +162,12 @@ def _forwarded(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 def listen(host: str, port: int, what: str) -> socket.socket:
-    """A listening socket; a UserError where the port is taken or the address is not this machine's."""
+    """A socket to listen on; a UserError where the port is taken or the address is not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(128)
+        listener.bind((host, port))  # whoever calls before the relay is started is refused, and does not wait
     except OSError as error:
         listener.close()
         raise UserError(

@@ -142,7 +142,8 @@ class Server:
     def _start_superlink(self) -> None:
         host, port = self.superlink_at.split(":")
         words = [command("flower-superlink"), "--host", host, "--port", port, "--isolation", "process",
-                 "--database", str(self.home / "superlink.db"), "--disable-runtime-dependency-installation"]  # fmt: skip
+                 "--disable-runtime-dependency-installation", "--database", str(self.home / "superlink.db"),
+                 ]  # fmt: skip
         if self.inner:
             words += ["--ssl-ca-certfile", str(self.inner[0]), "--ssl-certfile", str(self.inner[1]),
                       "--ssl-keyfile", str(self.inner[2]), "--enable-supernode-auth"]  # fmt: skip

@@ -25,7 +25,7 @@ def members(words: str) -> list[str]:
     if words.isdigit():
         if not 1 <= int(words) <= 10_000:
             raise UserError(f"--clients {words}: a number from 1 to 10000, or names: north,south.")
-        return [f"client-{number}" for number in range(int(words))]
+        return [f"client-{number:03d}" for number in range(int(words))]
     names = [name.strip() for name in words.split(",")]
     wrong = next((name for name in names if not NAME.fullmatch(name)), None)
     if wrong is not None:
@@ -98,7 +98,7 @@ def _write(
 ) -> None:  # fmt: skip
     server, agreed = scratch / "server", experiment_hash(experiment)
     server.mkdir(parents=True, mode=0o700)
-    plan = tomli_w.dumps(experiment.to_dict()).encode()
+    plan = experiment.to_toml().encode()
     authority = make_authority(folder.resolve().name)
     made = make_server(authority, hosts)
     for name, content in {"ca.crt": authority.certificate, "ca.key": authority.key, "server.crt": made.certificate,
@@ -112,8 +112,8 @@ def _write(
         bundle = scratch / "clients" / name
         bundle.mkdir(parents=True, mode=0o700)
         client = {"client": {"number": number, "name": name, "server": where}} | common
-        parts = {"client.toml": tomli_w.dumps(client).encode(), "experiment.toml": plan, "ca.crt": authority.certificate,
-                 "key": key.key, "key.pub": key.certificate}  # fmt: skip
+        parts = {"client.toml": tomli_w.dumps(client).encode(), "experiment.toml": plan, "key": key.key,
+                 "key.pub": key.certificate, "ca.crt": authority.certificate}  # fmt: skip
         for part, content in parts.items():
             write_private(bundle / part, content)
         (bundle / "README.md").write_text(CLIENT_README.format(name=name, server=where), encoding="utf-8")
