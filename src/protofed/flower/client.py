@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from protofed.atomic import write_atomically
 from protofed.errors import UserError
 from protofed.federation.settings import experiment_hash, load_client, load_experiment
 from protofed.federation.worker import make_worker
 from protofed.flower.certificates import make_inner
+from protofed.flower.control import leave
 from protofed.flower.gate import Gate, Refused, look
 from protofed.flower.installed import command, environment, need_flower
 from protofed.flower.line import Line
@@ -45,7 +47,8 @@ class Node:
     ) -> None:
         self.home = state / "flower"
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.key, self.log, self.tell = bundle / "key", state / "logs" / "supernode.log", tell
+        self.bundle, self.server, self.tell = bundle, server, tell
+        self.log, self.remembered = state / "logs" / "supernode.log", self.home / "node"
         self.inner = None if insecure else make_inner(self.home)
         listener = listen("127.0.0.1", 0, "the client's gate")
         self.port = listener.getsockname()[1]
@@ -60,7 +63,10 @@ class Node:
         words = [command("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()),
                  "--node-config", f'worker="{self.line.path}"']  # fmt: skip
         if self.inner:
-            words += ["--root-certificates", str(self.inner[0]), "--auth-supernode-private-key", str(self.key)]
+            key = self.bundle / "key"
+            words += ["--root-certificates", str(self.inner[0]), "--auth-supernode-private-key", str(key)]
+            if self.remembered.exists():
+                leave(self.server, self.bundle / "ca.crt", key, int(self.remembered.read_text()))
         else:
             words += ["--insecure"]
         self.started = time.monotonic()
@@ -77,6 +83,7 @@ class Node:
             return True
         if self.gate.joined and not self.joined:
             self.joined = True
+            write_atomically(self.remembered, str(self.gate.node).encode())
             self.tell("joined; the worker answers when the server asks")
         if self.child is not None and not self.child.alive:
             self.tell(f"Flower's SuperNode ended; starting it again in {self.pause:.0f} s (see {self.log})")

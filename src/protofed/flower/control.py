@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -20,8 +20,11 @@ from flwr.proto.control_pb2 import (
     UnregisterNodeRequest,
 )
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, DeactivateNodeRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from protofed.errors import UserError
 
@@ -49,7 +52,7 @@ class Control:
 
     def register(self, keys: Mapping[int, str], names: Mapping[int, str]) -> dict[int, int]:
         """Let these keys join, by the clients' numbers, and no others; node ids -> numbers."""
-        wanted = {_key_bytes(text, names[number]): number for number, text in keys.items()}
+        wanted = {key_bytes(text, names[number]): number for number, text in keys.items()}
         there = {info.public_key: info.node_id for info in self._nodes()}
         for key in there.keys() - wanted.keys():
             self._call(lambda: self.client.UnregisterNode(UnregisterNodeRequest(node_id=there[key])))  # noqa: B023
@@ -95,7 +98,24 @@ def program_in(answer: bytes) -> bytes:
     return GetFabResponse.FromString(answer).fab.content
 
 
-def _key_bytes(text: str, name: str) -> bytes:
+def node_in(answer: bytes) -> int:
+    """The node's id in a SuperLink's answer to a client that came."""
+    return int(ActivateNodeResponse.FromString(answer).node_id)
+
+
+def leave(address: str, authority: Path, key: Path, node: int) -> None:
+    """Say goodbye for a SuperNode that could not: else its successor is kept out until Flower misses it, for a minute."""
+    private = load_ssh_private_key(key.read_bytes(), None)
+    signed = [NodeAuthHttpInterceptor(private, private.public_key())]
+    with (
+        contextlib.suppress(httpx.HTTPError),  # it is gone already, or the server is away
+        FleetHttpClient.from_server_address(address, False, authority.read_bytes(), signed) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+
+def key_bytes(text: str, name: str) -> bytes:
+    """A public key as Flower sends it."""
     try:
         return public_key_to_bytes(load_ssh_public_key(text.encode()))
     except ValueError as error:

@@ -6,10 +6,12 @@ is some, where by itself it would sleep for three seconds between two questions.
 """
 
 import asyncio
+import base64
 import json
 import socket
 import ssl
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from protofed.flower.installed import need_flower
@@ -22,6 +24,7 @@ ROUTES = ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messa
 WITHOUT_KEYS = ("register-node", "unregister-node")  # in insecure mode clients register themselves
 ABOUT = "/protofed"
 CALLER = b"flwr-public-key"
+UNKNOWN = 403  # the answer to somebody with another key
 FINISHED = 410  # the answer to a client that asks for work when the federation is over
 FAREWELL_SECONDS = 6.0  # in which every client asks at least once
 HOLD_SECONDS = 20.0  # that a client waits for work in one call; Flower's calls time out after 30
@@ -34,9 +37,11 @@ class Door:
     """The public side of a server."""
 
     def __init__(
-        self, folder: Path, listener: socket.socket, superlink: str, inner: Path | None, experiment: str, limit: int
-    ) -> None:
+        self, folder: Path, listener: socket.socket, superlink: str, inner: Path | None, experiment: str, limit: int,
+        keys: Collection[bytes] | None,
+    ) -> None:  # fmt: skip
         self.folder, self.experiment = folder, experiment
+        self.keys = None if keys is None else {base64.b64encode(key) for key in keys}  # None: whoever comes
         self.stamp = pushed_file(folder)
         tls = ssl.create_default_context(cafile=inner) if inner else None
         self.upstream = Upstream(superlink, tls, timeout=60, by_environment=False)
@@ -76,17 +81,19 @@ class Door:
             return self._about()
         import httpx
 
+        caller = next((value for name, value in request.headers if name == CALLER), b"")
+        if self.keys is not None and caller not in self.keys:
+            return Answer(UNKNOWN, b"this key is not in federation.toml\n")
         try:
             if request.route == FLEET + "pull-messages":
-                return await self._pull(request)
+                return await self._pull(request, caller)
             return await self.upstream.ask(request)
         except httpx.TransportError:
             return Answer(503, b"the federation's server is starting\n")
 
-    async def _pull(self, request: Request) -> Answer:
+    async def _pull(self, request: Request, caller: bytes) -> Answer:
         """Work for a client as soon as there is some: an answer without any is empty."""
         end = time.monotonic() + HOLD_SECONDS
-        caller = next((value for name, value in request.headers if name == CALLER), b"")
         self._here.add(caller)
         while not self.finished:
             seen = self._pushes()

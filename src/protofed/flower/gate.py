@@ -13,7 +13,7 @@ import httpx
 
 from protofed.errors import UserError
 from protofed.flower import control
-from protofed.flower.door import ABOUT, FINISHED, FLEET, HOLD_SECONDS, ROUTES, WITHOUT_KEYS
+from protofed.flower.door import ABOUT, FINISHED, FLEET, HOLD_SECONDS, ROUTES, UNKNOWN, WITHOUT_KEYS
 from protofed.flower.installed import NEWEST, OLDEST
 from protofed.flower.proxy import Answer, Relay, Request, Upstream
 from protofed.version import VERSION
@@ -21,6 +21,7 @@ from protofed.version import VERSION
 AWAY_SECONDS = 20.0  # that a call waits for the server to come back, before SuperNode tries again by itself
 AGAIN_SECONDS = 0.5
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0  # how far a client's clock may be off: Flower refuses older and newer calls
+STILL_THERE = 412  # SuperLink's answer to a SuperNode that it takes to be connected
 UNKNOWN_CA = {18, 19, 20, 21}  # OpenSSL's codes
 EXPIRED, NOT_YET, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
 
@@ -46,6 +47,7 @@ class Gate:
         )  # fmt: skip
         self.refused: str | None = None  # why there is no point in going on
         self.joined = self.finished = False
+        self.node = 0  # Flower's number for us
         self._away = False
 
     async def _handle(self, method: str, request: Request) -> Answer:
@@ -53,9 +55,12 @@ class Gate:
         while True:
             try:
                 answer = await self.upstream.ask(request)
-                if answer.status not in (502, 503, 504):
+                if answer.status == STILL_THERE and request.route == FLEET + "activate-node":
+                    reason = "this client is still connected, from before or with the same key elsewhere"
+                elif answer.status in (502, 503, 504):
+                    reason = "it is starting"
+                else:
                     return self._looked_at(request.route.removeprefix(FLEET), answer)
-                reason = "it is starting"
             except httpx.TransportError as error:
                 try:
                     reason = explain(error, self.address)
@@ -64,7 +69,7 @@ class Gate:
                     return Answer(503)
             if not self._away:
                 self._away = True
-                self.tell(f"the server is away ({reason}); waiting for it")
+                self.tell(f"waiting for the server: {reason}")
             if time.monotonic() > end:
                 return Answer(503)
             await asyncio.sleep(AGAIN_SECONDS)
@@ -73,13 +78,13 @@ class Gate:
         """The answer, if there is nothing wrong with it."""
         if self._away:
             self._away = False
-            self.tell("the server is back")
+            self.tell("the server is there")
         if answer.status == 401:
             self.refused = (
                 "the server did not accept the signature of this client: its key was removed from the federation, or "
                 f"the clocks differ (here it is {time.strftime('%Y-%m-%d %H:%M:%S %Z')}). Set it, or get a new bundle."
             )
-        elif answer.status == 412 and call == "activate-node":
+        elif answer.status == UNKNOWN and call == "activate-node":
             self.refused = (
                 f"the server {self.address} does not know the key of this bundle. Its operator puts key.pub into "
                 "[[clients]] of federation.toml and restarts the server, or gives you the bundle anew."
@@ -90,7 +95,7 @@ class Gate:
                 "Install the same version of protofed on both sides."
             )
         elif call == "activate-node" and answer.status == 200:
-            self.joined = True
+            self.joined, self.node = True, control.node_in(answer.body)
         elif answer.status == FINISHED:
             self.finished = True
         return Answer(503) if self.refused else answer

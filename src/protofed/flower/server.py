@@ -18,7 +18,7 @@ from protofed.errors import UserError
 from protofed.federation.settings import FederationSettings, load_experiment, load_federation
 from protofed.flower import serverapp
 from protofed.flower.certificates import check_server, make_inner
-from protofed.flower.control import Control
+from protofed.flower.control import Control, key_bytes
 from protofed.flower.door import Door
 from protofed.flower.installed import command, environment, need_flower
 from protofed.flower.processes import Child, exists
@@ -65,9 +65,9 @@ class Server:
         listener = listen(self.bind, self.settings.federation.port, "the server")
         limit = self.settings.rounds.max_bytes
         authority = self.inner[0] if self.inner else None
-        self.door = Door(
-            self.folder, listener, self.superlink_at, authority, self.settings.federation.experiment, limit
-        )
+        keys = None if self.insecure else [key_bytes(one.public_key, one.name) for one in self.settings.clients]
+        experiment = self.settings.federation.experiment
+        self.door = Door(self.folder, listener, self.superlink_at, authority, experiment, limit, keys)
         self._start_superlink()
         self.control = Control(self.superlink_at, authority)
         self._wait_for_superlink()
