@@ -104,7 +104,7 @@ def node_in(answer: bytes) -> int:
 
 
 def leave(address: str, authority: Path, key: Path, node: int) -> None:
-    """Say goodbye for a SuperNode that could not: else its successor is kept out until Flower misses it, for a minute."""
+    """Say goodbye for a SuperNode that could not: else its successor is kept out for a minute, until it is missed."""
     private = load_ssh_private_key(key.read_bytes(), None)
     signed = [NodeAuthHttpInterceptor(private, private.public_key())]
     with (
