@@ -103,7 +103,7 @@ class StateFolder:
         home = self._run(run)
         if not home.is_dir():
             home.mkdir()
-            others = len([p for p in self.path.iterdir() if p.is_dir()]) - 1
+            others = len({p.parent for p in self.path.glob("*/round-*")})
             self.tell(f"a new run begins, kept in {home}" + (f"; {others} earlier stay as they are" if others else ""))
         target = home / f"round-{kept.round:06d}"
         scratch = home / f".{target.name}.partial"

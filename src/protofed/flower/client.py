@@ -1,5 +1,6 @@
 """`protofed client`: a worker with the data, and Flower's SuperNode that carries its answers to the server."""
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Worker(Protocol):
 
     def answer(self, request: bytes) -> bytes: ...
     def describe(self) -> str: ...
+    def close(self) -> None: ...
 
 
 class Node:
@@ -119,15 +121,20 @@ def run_client(
     else:
         _check_files(bundle)
     worker = make_worker(bundle, data=data, model=model, state=state, min_count=min_count, tell=tell)
-    tell(worker.describe())
-    if dry_run:
-        return True
+    with contextlib.closing(worker):
+        tell(worker.describe())
+        return dry_run or _take_part(bundle, state, settings.server, worker, insecure, wait, tell)
+
+
+def _take_part(
+    bundle: Path, state: Path, server: str, worker: Worker, insecure: bool, wait: float, tell: Callable[[str], None]
+) -> bool:
     with locked(state / "client.pid", f"a client with the state {state}"), stoppable():
         node = None
         try:
             authority = None if insecure else bundle / "ca.crt"
-            _wait_for_server(settings.server, authority, experiment_hash(load_experiment(bundle)), wait, tell)
-            node = Node(bundle, state, settings.server, worker, insecure, tell)
+            _wait_for_server(server, authority, experiment_hash(load_experiment(bundle)), wait, tell)
+            node = Node(bundle, state, server, worker, insecure, tell)
             node.gate.relay.start()
             node.start()
             while not node.look():

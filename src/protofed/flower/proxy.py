@@ -74,7 +74,7 @@ class Relay:
         self.certificate, self.key = certificate, key
         self.received: Counter[str] = Counter()  # bytes of the bodies of requests, by route
         config = uvicorn.Config(
-            self._app, interface="asgi3", lifespan="off", workers=1, log_level="critical", access_log=False,
+            self._app, interface="asgi3", lifespan="off", ws="none", workers=1, log_level="critical", access_log=False,
             timeout_keep_alive=75,
             ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=1, server_header=False,
         )  # fmt: skip
