@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protofed.atomic import write_atomically
 from protofed.federation.settings import FederationSettings
 
 KEPT = 200  # refusals that are listed
@@ -79,4 +78,6 @@ class Status:
             "clients": [asdict(seen) for seen in self.clients.values()],
             "refused": self.refused,
         }
-        write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+        scratch = self.path.with_name(f".{self.path.name}.partial")
+        scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        scratch.replace(self.path)  # whole or not at all; whether it survives a power cut does not matter
