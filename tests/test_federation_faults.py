@@ -1,4 +1,4 @@
-"""Faults are normal: whatever happens to a client, a message or the server, nothing is lost and nothing wrong is merged."""
+"""Faults are normal: whatever happens to clients, messages or the server, nothing is lost, nothing wrong is merged."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -50,7 +50,6 @@ class RemoteEngine:
         self.pause = pause  # seconds between two looks at who is there
         self.stop = threading.Event()
         self.clients: MutableMapping[int, Client] = {}
-        self.architectures = list(here.architectures)
         self.notes: list[str] = []
         self.clock = Clock(here.federation.device)
         self.round = experiment.rounds + 1  # that clients are asked for; one more than there are: after the last phases
@@ -67,8 +66,15 @@ class RemoteEngine:
         return torch.zeros(len(cohort), self.here.federation.classes)
 
     def samples(self, cohort: Sequence[int]) -> list[int]:
-        told = self.roster.told
-        return [told[number].samples if number in told else 0 for number in cohort]
+        known = self.status.clients
+        return [(number in known and known[number].samples) or 0 for number in cohort]
+
+    @property
+    def architectures(self) -> list[str]:
+        """What clients say they have; of those never seen, what the experiment gives them."""
+        known = self.status.clients
+        mine = enumerate(self.here.architectures)
+        return [(number in known and known[number].architecture) or name for number, name in mine]
 
     # rounds
 

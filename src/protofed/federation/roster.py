@@ -49,7 +49,6 @@ class Roster:
         self.engine, self.run = engine, run
         self.hash = experiment_hash(experiment)
         self.members: dict[int, Member] = {}
-        self.told: dict[int, Member] = {}  # the last that each client said of itself, also when it is gone
         self._later: dict[int, tuple[float, int]] = {}  # nodes: when they are greeted again, and how often they were
         self._forms: dict[Any, tuple[Spec, Tree]] = {}
 
@@ -122,7 +121,7 @@ class Roster:
         samples, tests = whole(head, "samples"), whole(head, "tests")
         spec, form = self._form(number, head)
         member = Member(number, node, samples, tests, spec, form, one_line(head.get("session")))
-        self.members[number] = self.told[number] = member
+        self.members[number] = member
         self._later.pop(node, None)
         self.status.client(number, "joined", samples=samples, architecture=spec.architecture, last_reason=None)
         self.status.tell(f"{self.name(number)} joined: {samples} training samples, {spec.architecture}")

@@ -1,5 +1,6 @@
 """status.json: who is there, what the server is doing, and what was refused; written anew after every event."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -42,7 +43,19 @@ class Status:
         cls, path: Path, tell: Callable[[str], None], settings: FederationSettings, clients: int, rounds: int
     ) -> "Status":
         numbers = sorted({*range(clients)} if not settings.clients else {m.number for m in settings.clients})
-        return cls(path, tell, {n: Seen(n, settings.name_of(n)) for n in numbers}, rounds)
+        status = cls(path, tell, {n: Seen(n, settings.name_of(n)) for n in numbers}, rounds)
+        status._remember()
+        return status
+
+    def _remember(self) -> None:
+        """What a server that was stopped knew of the clients, as far as it can be read."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads(self.path.read_text(encoding="utf-8"))
+            for old in before["clients"]:
+                if (seen := self.clients.get(old["number"])) and old["last_seen"] is not None:
+                    seen.state, seen.last_seen, seen.last_reason = "lost", old["last_seen"], old["last_reason"]
+                    seen.samples, seen.architecture = old["samples"], old["architecture"]
+            self.refused = before["refused"]
 
     def be(self, phase: str, round: int | None = None) -> None:
         """The server is doing this now."""
