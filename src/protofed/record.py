@@ -45,7 +45,7 @@ class Recorder:
         widths = {spec.architecture: spec.dim for spec in engine.specs()}
         self.width, self.classes = engine.specs()[0].dim, engine.specs()[0].classes
         some = sorted(spaced(experiment.clients, self.choice.clients))
-        self.clients = [i for i in some if widths[engine.architectures[i]] == self.width]
+        self.clients = [i for i in some if widths.get(engine.architectures[i]) == self.width]
         self._known: tuple[Tree, Means] | None = None  # a server and its class means, for the next round
         self._views: Arrays | None = None
         if folder.file(VIEWS).is_file():

@@ -174,7 +174,7 @@ def finish(
     method = experiment.method
     everyone = range(experiment.clients)
     started = time.perf_counter()
-    counts, trains = engine.counts(everyone), engine.samples(everyone)
+    counts = engine.counts(everyone)
     chosen = spaced(experiment.clients, experiment.evaluate.pm_clients)
     own, whole = [], []  # personal models and the global model, on own test samples
     wide: dict[int, Tally] = {}  # personal models on all test samples
@@ -217,7 +217,7 @@ def finish(
     if confused:
         answers = {"personal": said} | ({"global": central[method.inference].said.cpu()} if central else {})
         folder.write_arrays("confusion.npz", {name: part.long().numpy() for name, part in answers.items()})
-    records = []
+    records, trains = [], engine.samples(everyone)
     for number in everyone:
         n = counts[number]
         records.append(

@@ -35,12 +35,14 @@ class Engine(Protocol):
 
     clients: MutableMapping[int, Client]
     """State of every client that has taken part; a new round's states count once they are put here."""
-    architectures: list[str]
-    """Which model each client has."""
     notes: list[str]
     """What the user should be told, once."""
     clock: Clock
     """Seconds of training and of uploading; whoever runs the rounds adds the other parts, and takes them."""
+
+    @property
+    def architectures(self) -> list[str]:
+        """Which model each client has."""
 
     def specs(self) -> list[Spec]:
         """One for each architecture, the server's first."""

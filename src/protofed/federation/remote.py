@@ -50,10 +50,10 @@ class RemoteEngine:
         self.pause = pause  # seconds between two looks at who is there
         self.stop = threading.Event()
         self.clients: MutableMapping[int, Client] = {}
-        self.architectures = list(here.architectures)
         self.notes: list[str] = []
         self.clock = Clock(here.federation.device)
-        self.round = experiment.rounds  # rounds done; where training is over, all
+        self.round = experiment.rounds + 1  # that clients are asked for; one more than there are: after the last phases
+        self._finished = False  # the last phases, in this process
         self._waited = False  # for all clients, once
         self._server: Tree = None
         self._measured: dict[int, Measured] = {}  # with this server, by client
@@ -66,13 +66,21 @@ class RemoteEngine:
         return torch.zeros(len(cohort), self.here.federation.classes)
 
     def samples(self, cohort: Sequence[int]) -> list[int]:
-        told = self.roster.told
-        return [told[number].samples if number in told else 0 for number in cohort]
+        known = self.status.clients
+        return [(number in known and known[number].samples) or 0 for number in cohort]
+
+    @property
+    def architectures(self) -> list[str]:
+        """What clients say they have; of those never seen, what the experiment gives them."""
+        known = self.status.clients
+        mine = enumerate(self.here.architectures)
+        return [(number in known and known[number].architecture) or name for number, name in mine]
 
     # rounds
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         self.round = round + 1
+        self._server = None
         failed = 0
         while True:
             self._wait()
@@ -195,7 +203,7 @@ class RemoteEngine:
         self, member: Member, content: bytes | None, error: str | None, read: Callable[[Member, Message], Found]
     ) -> Found:
         if content is None:
-            self.roster.forget(member.number)
+            self.roster.forget(member.number, later=True)
             raise Refused(f"no answer: {one_line(error)}")
         message = unpack(content, self.rules.max_bytes)
         head = message.head
@@ -216,8 +224,8 @@ class RemoteEngine:
     # tests
 
     def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
-        if self.round == round:  # all clients do it at once, and are tested with what comes of it
-            self.round = round + 1
+        if not self._finished:  # all clients do it at once, and are tested with what comes of it
+            self._finished, self.round = True, round + 1
             self._server, self._measured, self._tried = server, {}, set()
             self._test(method, server, list(self.status.clients))
         down = method.broadcast(server, torch.tensor(list(cohort), device=self.here.federation.device))
@@ -260,7 +268,7 @@ class RemoteEngine:
         small = self.experiment.record.enabled and self.here.federation.classes <= CONFUSED
         confusion = judged_by(method) if final and small else ""
         down = method.broadcast(server, self._ids(members))
-        kind = "finish" if self.round > self.experiment.rounds else "evaluate"
+        kind = "finish" if method.last_phases() and self.round > self.experiment.rounds else "evaluate"
         model = {} if whole is None else {"global": whole}
         bodies = [body_of({"down": deal(down, row), **model}) for row in range(len(members))]
         form = {ask: tally_form(self._kinds(), self.here.federation.classes, confusion) for ask in asks}

@@ -15,8 +15,9 @@ from protofed.federation.transport import Transport
 from protofed.federation.verify import upload_form
 from protofed.method import Spec, Tree
 
-AGAIN = 15.0  # seconds, after which a node that was refused or silent is greeted again
-GREETING = 60.0  # seconds for an answer to a greeting
+AGAIN = 15.0  # seconds, after which a node that was refused or silent is greeted again; twice as many each time
+LATEST = 600.0  # such seconds at most
+GREETING = 30.0  # seconds for an answer to a greeting
 WIDEST = 16  # how many times larger than the task's a client's samples may be
 
 
@@ -48,8 +49,7 @@ class Roster:
         self.engine, self.run = engine, run
         self.hash = experiment_hash(experiment)
         self.members: dict[int, Member] = {}
-        self.told: dict[int, Member] = {}  # the last that each client said of itself, also when it is gone
-        self._later: dict[int, float] = {}  # nodes that are not greeted again before this time
+        self._later: dict[int, tuple[float, int]] = {}  # nodes: when they are greeted again, and how often they were
         self._forms: dict[Any, tuple[Spec, Tree]] = {}
 
     def head(self, kind: str, number: int | None, **more: Any) -> dict[str, Any]:
@@ -63,15 +63,21 @@ class Roster:
                 del self.members[number]
                 self.status.client(number, "lost", heard=False)
                 self.status.tell(f"{self.name(number)} is gone")
-        self._later = {node: at for node, at in self._later.items() if node in nodes}
+        self._later = {node: when for node, when in self._later.items() if node in nodes}
         here, now = {member.node for member in self.members.values()}, time.monotonic()
-        new = {n: number for n, number in nodes.items() if n not in here and self._later.get(n, 0.0) <= now}
+        new = {n: number for n, number in nodes.items() if n not in here and self._later.get(n, (0.0, 0))[0] <= now}
         if new:
             self._greet(new)
 
-    def forget(self, number: int) -> None:
-        """It has been started anew: what it said of itself may be out of date."""
-        self.members.pop(number, None)
+    def forget(self, number: int, later: bool = False) -> None:
+        """It does not answer, or has been started anew: it has to be greeted again, at once or `later`."""
+        member = self.members.pop(number, None)
+        if member is not None and later:
+            self._postpone(member.node)
+
+    def _postpone(self, node: int) -> None:
+        times = self._later.get(node, (0.0, 0))[1]
+        self._later[node] = time.monotonic() + min(LATEST, AGAIN * 2**times), times + 1
 
     def name(self, number: int) -> str:
         return self.status.clients[number].name
@@ -80,7 +86,8 @@ class Roster:
         task = {"shape": list(self.settings.task.shape), "classes": list(self.settings.task.classes)}
         requests = {n: pack(self.head("hello", number, task=task)) for n, number in nodes.items()}
         refusals: dict[int, str] = {}
-        self._later |= {node: time.monotonic() + AGAIN for node in nodes}
+        for node in nodes:
+            self._postpone(node)
         for reply in self.transport.exchange(requests, min(GREETING, self.settings.rounds.deadline_s)):
             if reply.node not in nodes:
                 continue
@@ -108,16 +115,13 @@ class Roster:
         number = whole(head, "client", 0, self.experiment.clients - 1)
         if number not in self.status.clients or (key is not None and key != number):
             raise Refused(f"it says it is client {number}, which its key does not say. Use that client's own bundle")
-        if number in self.members:
-            raise Refused(f"there is a client {number} already. Each client has its own number and key")
+        if number in self.members:  # of two nodes without keys, the one that was started last
+            self.status.tell(f"{self.name(number)} is now at another node")
+            self.forget(number, later=True)
         samples, tests = whole(head, "samples"), whole(head, "tests")
         spec, form = self._form(number, head)
-        try:
-            self.experiment.method.check([self.engine.specs()[0], spec])
-        except UserError as error:
-            raise Refused(str(error)) from None
         member = Member(number, node, samples, tests, spec, form, one_line(head.get("session")))
-        self.members[number] = self.told[number] = member
+        self.members[number] = member
         self._later.pop(node, None)
         self.status.client(number, "joined", samples=samples, architecture=spec.architecture, last_reason=None)
         self.status.tell(f"{self.name(number)} joined: {samples} training samples, {spec.architecture}")
@@ -131,11 +135,15 @@ class Roster:
             raise Refused(f"its samples have shape {one_line(shape)[:40]}, the task's {list(self.settings.task.shape)}")
         known = (choice.label, tuple(shape))
         if known not in self._forms:
+            first = self.engine.specs()[0]
             try:
                 spec = self.engine.spec_of(choice, tuple(shape), choice.label)
-                form = upload_form(self.experiment, self.engine.specs()[0], number, choice, tuple(shape))
-            except (UserError, RuntimeError) as error:
-                raise Refused(f"with {choice.label} on {tuple(shape)} it cannot take part: {error}") from None
+                self.experiment.method.check([first, spec])
+                form = upload_form(self.experiment, first, number, choice, tuple(shape))
+            except UserError as error:
+                raise Refused(str(error)) from None
+            except (RuntimeError, AttributeError, ValueError) as error:
+                raise Refused(f"with {choice.label} on {tuple(shape)} it cannot take part: {one_line(error)}") from None
             self._forms[known] = spec, form
         return self._forms[known]
 

@@ -1,5 +1,6 @@
 """status.json: who is there, what the server is doing, and what was refused; written anew after every event."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -7,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protofed.atomic import write_atomically
 from protofed.federation.settings import FederationSettings
 
 KEPT = 200  # refusals that are listed
@@ -43,7 +43,19 @@ class Status:
         cls, path: Path, tell: Callable[[str], None], settings: FederationSettings, clients: int, rounds: int
     ) -> "Status":
         numbers = sorted({*range(clients)} if not settings.clients else {m.number for m in settings.clients})
-        return cls(path, tell, {n: Seen(n, settings.name_of(n)) for n in numbers}, rounds)
+        status = cls(path, tell, {n: Seen(n, settings.name_of(n)) for n in numbers}, rounds)
+        status._remember()
+        return status
+
+    def _remember(self) -> None:
+        """What a server that was stopped knew of the clients, as far as it can be read."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads(self.path.read_text(encoding="utf-8"))
+            for old in before["clients"]:
+                if (seen := self.clients.get(old["number"])) and old["last_seen"] is not None:
+                    seen.state, seen.last_seen, seen.last_reason = "lost", old["last_seen"], old["last_reason"]
+                    seen.samples, seen.architecture = old["samples"], old["architecture"]
+            self.refused = before["refused"]
 
     def be(self, phase: str, round: int | None = None) -> None:
         """The server is doing this now."""
@@ -79,4 +91,6 @@ class Status:
             "clients": [asdict(seen) for seen in self.clients.values()],
             "refused": self.refused,
         }
-        write_atomically(self.path, (json.dumps(content, indent=2) + "\n").encode())
+        scratch = self.path.with_name(f".{self.path.name}.partial")
+        scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        scratch.replace(self.path)  # whole or not at all; whether it survives a power cut does not matter

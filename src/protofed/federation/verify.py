@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ def upload_form(experiment: Experiment, server: Spec, number: int, choice: Model
     y = np.arange(server.classes).repeat(2)
     x = np.random.default_rng(0).random((len(y), *shape), np.float32)
     domain = Domain("form", x, y, x[:0], y[:0], tuple(map(str, range(server.classes))))
-    engine = one_client(experiment, number, domain, choice)
+    quick = replace(experiment, local_epochs=1, batch_size=len(y))
+    engine = one_client(quick, number, domain, choice)
     down = experiment.method.broadcast(experiment.method.init_server(server), torch.tensor([number]))
     return engine.update(experiment.method, number, deal(down, 0), 0).up
 
