@@ -2,8 +2,8 @@
 
 import email.utils
 import json
+import os
 import shutil
-import socket
 import stat
 import subprocess
 import time
@@ -24,6 +24,7 @@ from protofed.federation.settings import load_client, load_federation
 from protofed.flower import certificates, control, gate, installed
 from protofed.flower.door import FLEET, Door
 from protofed.flower.proxy import Answer, Request, free_port, listen
+from protofed.flower.server import locked
 
 INIT = ("--clients", "north,south", "--experiment", "demo", "model=cnn_digits", "rounds=2")
 
@@ -189,12 +190,18 @@ def test_another_experiment_version_or_clock(federation: Path, door: Door, tmp_p
 
 
 def test_a_port_that_is_taken_and_a_second_server(federation: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", load_federation(federation / "server").federation.port))
+    server = federation / "server"
+    with listen("127.0.0.1", load_federation(server).federation.port, "another") as other:
         other.listen()
-        done = protofed("server", str(federation / "server"))
+        done = protofed("server", str(server))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "address already in use" in done.stderr
+    with locked(server / "server.pid", "it"):
+        done = protofed("server", str(server))
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert f"already running (process {os.getpid()})" in done.stderr
+        assert json.loads(protofed("federation", "status", str(federation), "--json").stdout)["running"]
+    assert "nothing was running" in protofed("federation", "stop", str(federation)).stdout
 
 
 def test_flower_missing_or_of_another_version(federation: Path) -> None:
