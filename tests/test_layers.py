@@ -29,7 +29,11 @@ MAY = {
     "folder": {"errors", "atomic", "method", "engines", "experiment", "segments", "store"},
 }
 ONLY_IN = {
-    "datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": {"engines/cluster.py"}, "flwr": set(),
+    "datasets": {"data/hub.py"}, "torchvision": {"data/hub.py"}, "ray": {"engines/cluster.py"},
+    "flwr": {"flower/control.py", "flower/transport.py", "flower/app/protofed_app/client_app.py",
+             "flower/app/protofed_app/server_app.py"},
+    "cryptography": {"flower/certificates.py", "flower/control.py"}, "uvicorn": {"flower/proxy.py"},
+    "httpx": {"flower/proxy.py", "flower/door.py", "flower/gate.py", "flower/control.py"},
     "onnxruntime": {"predictor.py"}, "onnxscript": set(),
     "tensorboard": {"sinks/tensorboard.py"}, "wandb": {"sinks/wandb.py"}, "mlflow": {"sinks/mlflow.py"},
 }  # fmt: skip

@@ -48,6 +48,14 @@ class Prepared(NamedTuple):
     engine: Engine
     notes: tuple[str, ...]
     builders: tuple[Builder, ...] = ()  # per client: the name of its model, and how to build all of it
+    data_here: bool = True  # else clients keep theirs to themselves, and nobody knows the partition
+
+    @property
+    def reference(self) -> ReferenceEngine:
+        """One client after another on this machine, whatever the engine."""
+        engine = self.engine.reference if isinstance(self.engine, StackedEngine | RayEngine) else self.engine
+        assert isinstance(engine, ReferenceEngine)
+        return engine
 
     def module(self, client: int) -> nn.Module:
         """A client's whole model as it was built, with a frozen body if it has one."""
@@ -106,7 +114,7 @@ def prepare(
         precision=experiment.engine.precision,
     )
     experiment.method.check(reference.specs())
-    _check_phases(experiment, reference)
+    check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
     if experiment.held_out_clients:
         newcomer.check(experiment, reference.specs()[0])
@@ -197,7 +205,7 @@ def _largest(engine: Engine) -> int:
     return max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
 
 
-def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
+def check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
     """Whatever a method trains, every model must have."""
     method = experiment.method
     for spec in engine.specs():

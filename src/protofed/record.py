@@ -47,7 +47,7 @@ class Recorder:
         self.width, self.classes = engine.specs()[0].dim, engine.specs()[0].classes
         there = taking_part(experiment)
         some = [there[i] for i in sorted(spaced(len(there), self.choice.clients))]
-        self.clients = [i for i in some if widths[engine.architectures[i]] == self.width]
+        self.clients = [i for i in some if widths.get(engine.architectures[i]) == self.width]
         self._known: tuple[Tree, Means] | None = None  # a server and its class means, for the next round
         self._views: Arrays | None = None
         if folder.file(VIEWS).is_file():

@@ -235,7 +235,7 @@ def finish(
     if confused:
         answers = {"personal": said} | ({"global": central[method.inference].said.cpu()} if central else {})
         folder.write_arrays("confusion.npz", {name: part.long().numpy() for name, part in answers.items()})
-    records = []
+    records, trains = [], engine.samples(everyone)
     for number in everyone:
         n = counts[number]
         records.append(
@@ -244,7 +244,7 @@ def finish(
                 "architecture": engine.architectures[number],
                 "domain": domains[int(split.domain[number])].name,
                 "classes": [c for c in range(len(n)) if n[c] > 0],
-                "train": int(n.sum()),
+                "train": trains[number],
                 "test": int(own[number]["head"].samples.sum()),
                 "rounds": state.totals["participations"].get(str(number), 0),
                 "accuracy": own[number][judged_by(method)].accuracy(),

@@ -5,7 +5,23 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from protofed.cli import bench, compare, export, join, look, predict, report, reproduce, run, sweep, table, watch
+from protofed.cli import (
+    bench,
+    client,
+    compare,
+    export,
+    federation,
+    join,
+    look,
+    predict,
+    report,
+    reproduce,
+    run,
+    server,
+    sweep,
+    table,
+    watch,
+)
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
@@ -55,6 +71,9 @@ app.command()(look.partition)
 app.command()(look.explain)
 app.command()(bench.bench)
 app.command("list")(look.list_)
+app.add_typer(federation.federation, name="federation")
+app.command()(server.server)
+app.command()(client.client)
 
 
 def main() -> None:

@@ -33,12 +33,14 @@ class Scaler:
         mean, std = np.zeros(1, np.float32), np.ones(1, np.float32)
         if not whole and normalize == "half":
             mean = std = np.full(1, 0.5, np.float32)
-            if sample.min() < 0 or sample.max() > unit:
+            if len(sample) and (sample.min() < 0 or sample.max() > unit):
                 raise UserError(
                     f"data.normalize = 'half' is for pixels, but {domain.name} has values from {sample.min()} to "
                     f"{sample.max()}. Use data.normalize = 'auto'."
                 )
-        elif not whole and normalize == "auto":
+        elif not whole and normalize == "auto" and domain.scale is not None:
+            mean, std = domain.scale
+        elif not whole and normalize == "auto" and len(sample):
             axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
             shape = (1, -1, *[1] * (sample.ndim - 2))
             spread = (sample.std(axis=axes, dtype=np.float64) / unit).reshape(shape)

@@ -78,6 +78,9 @@ class RayEngine:
     def counts(self, cohort: Sequence[int]) -> Tensor:
         return self.reference.counts(cohort)
 
+    def samples(self, cohort: Sequence[int]) -> list[int]:
+        return self.reference.samples(cohort)
+
     def labels(self, number: int, part: str) -> Tensor:
         return self.reference.labels(number, part)
 

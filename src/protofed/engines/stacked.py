@@ -114,6 +114,9 @@ class StackedEngine:
     def counts(self, cohort: Sequence[int]) -> Tensor:
         return self.reference.counts(cohort)
 
+    def samples(self, cohort: Sequence[int]) -> list[int]:
+        return self.reference.samples(cohort)
+
     def why_not(self, method: Method) -> str | None:
         """What keeps a method's clients from being stacked, in words."""
         if not method.stackable:

@@ -10,8 +10,6 @@ from protofed import saved as runs
 from protofed.data.federation import Federation, Samples
 from protofed.data.names import class_names
 from protofed.data.scaling import describe
-from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError
 from protofed.export.graph import Subject
 from protofed.joining import Joining
@@ -29,8 +27,7 @@ def of_run(run: str | Path, who: int | str, data_dir: Path | None = None) -> tup
     plan, server, notes = found.experiment, found.state.server, list(found.notes)
     _check_client(found, who)
     prepared = prepare(plan, data_dir)
-    engine = prepared.engine.reference if isinstance(prepared.engine, StackedEngine) else prepared.engine
-    assert isinstance(engine, ReferenceEngine)
+    engine = prepared.reference
     engine.clients = found.state.clients
     method, number = plan.method, 0 if who == "global" else int(who)
     client = method.global_client(server) if who == "global" else engine.client(method, number)
