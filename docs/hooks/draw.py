@@ -63,9 +63,9 @@ class Drawing:
         self.add(f'<polygon points="{points}" fill="{colour}" stroke="var(--ink)" stroke-width="1"/>')
 
     def dot(self, x: float, y: float, colour: str, square: bool = False) -> None:
-        shape = f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8"' if square else (
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"'
-        )  # fmt: skip
+        shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"'
+        if square:
+            shape = f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8"'
         self.add(f'{shape} fill="{colour}" fill-opacity="0.55"/>')
 
     def svg(self) -> str:
@@ -83,7 +83,7 @@ def prototypes() -> Drawing:
     centres = np.array([[80.0, 95.0], [185.0, 150.0], [90.0, 215.0]])
     found: dict[int, list[np.ndarray]] = {}
     generator = np.random.default_rng(3)
-    for number, (left, name, held) in enumerate(((10, "client A", (0, 1)), (320, "client B", (1, 2)))):
+    for number, (left, name, held) in enumerate(((10, "client A", (0, 1)), (630, "client B", (1, 2)))):
         d.box(left, 40, 260, 250)
         d.text(left + 130, 28, f"{name}: embeddings stay here", "bold")
         for c in held:
@@ -95,16 +95,17 @@ def prototypes() -> Drawing:
             d.star(*mean, 13, CLASSES[c])
             found.setdefault(c, []).append(mean - np.array([left, 0]))
         d.text(left + 130, 314, "a star: the mean of a class, its prototype", "small")
-    d.box(630, 40, 260, 250)
-    d.text(760, 28, "server: the mean by class", "bold")
+    d.box(320, 40, 260, 250)
+    d.text(450, 28, "server: the mean by class", "bold")
     for c, means in found.items():
         for x, y in means:
-            d.star(x + 630, y, 8, CLASSES[c])
-        x, y = np.mean(means, axis=0) + np.array([630, 0])
+            d.star(x + 320, y, 8, CLASSES[c])
+        x, y = np.mean(means, axis=0) + np.array([320, 0])
         d.star(x, y, 14, CLASSES[c])
-        d.text(x + 22, y + 5, f"class {c}", "small", "start")
-    d.text(760, 314, "class 1 is held by both", "small")
-    d.arrow(582, 165, 628, 165)
+        d.text(x + 20, y + (26 if c == 1 else 5), f"class {c}", "small", "start")
+    d.text(450, 314, "class 1 is held by both", "small")
+    d.arrow(272, 165, 318, 165)
+    d.arrow(628, 165, 582, 165)
     return d
 
 
@@ -199,7 +200,7 @@ def choose() -> Drawing:
 
     ask(20, 10, "Do clients have\ndifferent models?")
     ask(20, 112, "Must the server see\nonly sums?")
-    ask(20, 214, "Asked for classes that\na client never saw?")
+    ask(20, 214, "Asked for classes never\nseen, or many domains?")
     ask(20, 316, "Is one global model\nwanted?")
     answer(650, 10, "FedProto")
     answer(335, 112, "FedNH, FedRep,\nFedAvg, FedPR, ...")

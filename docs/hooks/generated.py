@@ -16,6 +16,7 @@ from protofed.reproduce.result import Measured, cells, orderings
 MARK = re.compile(r"^<!-- ([a-z]+) -->$", re.MULTILINE)
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 LIGHT = {"creff": ["method.steps=1", "method.head_epochs=1"]}  # on the server; no message depends on them
+PAGES = Path(__file__).parents[1] / "methods"
 BESIDE = ("local", "fedavg")  # what every method is measured against
 STUDIES = {
     "studies/label-skew": [
@@ -53,12 +54,13 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]], align: str = "--
 def _methods() -> str:
     """One row a method: what the server sees of an upload, and how much goes up in the demo."""
     rows = []
-    for name, kind in METHODS.items():
+    for name in METHODS:
         told = _explained(name)
         seen = sorted({group["seen"] for group in told["up"]["groups"]}, reverse=True)
         one = "any" if not told["note"] else "one"
         sent = f"{told['up']['bytes']['mean']:,.0f}" if told["up"]["groups"] else "0"
-        rows.append([f"[{kind.__name__}]({name}.md)", told["about"], one, ", ".join(seen) or "nothing", sent])
+        title = (PAGES / f"{name}.md").read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
+        rows.append([f"[{title}]({name}.md)", keys.line(told["about"]), one, ", ".join(seen) or "nothing", sent])
     return table(["method", "in a line", "models", "server sees uploads", "bytes up, a client and round"], rows)
 
 
@@ -76,7 +78,7 @@ def _about(name: str) -> str:
     kind: type[Method] = METHODS[name]
     paper = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", kind.paper)
     return (
-        f"*{_explained(name)['about']}*\n\n{paper}. In experiments: `method = \"{name}\"`. "
+        f"*{keys.line(_explained(name)['about'])}*\n\n{paper}. In experiments: `method = \"{name}\"`. "
         f"Code: `src/protofed/methods/{name}.py`."
     )
 
@@ -139,16 +141,15 @@ def _measured(name: str) -> str:
         parts.append(f"{entry.title} ([whole table](../results.md#{results.anchor(study)})), in %, three seeds:")
         parts.append(table(["", *(column.title for column in chosen)], rows, "---:"))
     if claims := list(_claims(name, kept)):
-        parts += ["Claims about it that were put to the test, over all columns of each table:", "\n".join(claims)]
+        titles = ["claims put to the test, columns of a table in which", "hold", "undecided", "do not hold"]
+        parts.append(table(titles, claims, "---:"))
     return "\n\n".join(parts)
 
 
-def _claims(name: str, kept: Mapping[str, Measured]) -> Iterable[str]:
+def _claims(name: str, kept: Mapping[str, Measured]) -> Iterable[list[str]]:
     for entry in (load(one) for one in names() if one in kept):
         for ordering in orderings(entry, kept[entry.name]):
-            if not re.match(rf"{name}\b", ordering.text):
-                continue
-            counts = [(ordering.count(verdict), verdict) for verdict in ("holds", "undecided", "does not hold")]
-            told = ", ".join(f"{verdict} in {count}" for count, verdict in counts if count)
-            where = f"[{entry.name}](../results.md#{results.anchor(entry.name)})"
-            yield f"- {where}: {keys.line(ordering.text)}: {told} of {len(ordering.judged)}"
+            if re.match(rf"{name}\b", ordering.text):
+                where = f"[{entry.name}](../results.md#{results.anchor(entry.name)})"
+                counts = (ordering.count(verdict) for verdict in ("holds", "undecided", "does not hold"))
+                yield [f"{where}: {keys.line(ordering.text)}", *(str(count) if count else "" for count in counts)]
