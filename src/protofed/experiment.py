@@ -17,10 +17,12 @@ from protofed import schema
 from protofed.data.partition import PARTITIONS
 from protofed.data.sources import Data
 from protofed.errors import UserError, nearest
+from protofed.importing import MEMORY, is_path
 from protofed.method import Method
 from protofed.methods import METHODS
-from protofed.models import MODELS
+from protofed.models import MODELS, own
 from protofed.ops.optim import Optimizer
+from protofed.registry import find_method, name_of
 
 
 def _device(name: str) -> str:
@@ -93,11 +95,20 @@ class ModelChoice:
     @property
     def label(self) -> str:
         """Tells apart two choices of one model with different fields."""
-        given = {key: value for key, value in self.options.items() if value != schema.fields(MODELS[self.name])[key][1]}
+        usual = {key: default for key, (_, default) in schema.fields(MODELS[self.name]).items()} if self.known else {}
+        given = {key: value for key, value in self.options.items() if key not in usual or value != usual[key]}
         return self.name + (f"({', '.join(f'{k}={v}' for k, v in given.items())})" if given else "")
 
-    def __call__(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
-        return MODELS[self.name](shape, classes, **self.options)
+    @property
+    def known(self) -> bool:
+        """Whether it comes with protofed."""
+        return self.name in MODELS
+
+    def __call__(self, shape: tuple[int, ...], classes: int, sample: torch.Tensor | None = None) -> torch.nn.Module:
+        """The module; one of the user's own is looked into with a sample of the inputs (B, ...)."""
+        if self.known:
+            return MODELS[self.name](shape, classes, **self.options)
+        return own.build(self.name, self.options, shape, classes, sample)
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,7 @@ class Experiment(Scalars):
         else:
             model = [{"name": choice.name, **choice.options} for choice in self.model]
         return scalars | {
-            "method": _table(METHODS, self.method),
+            "method": {"name": self.method_name, **asdict(self.method)},
             "model": model,
             "data": _table({}, self.data),
             "partition": _table(PARTITIONS, self.partition),
@@ -202,7 +213,7 @@ class Experiment(Scalars):
 
     @property
     def method_name(self) -> str:
-        return next(name for name, kind in METHODS.items() if kind is type(self.method))
+        return name_of(type(self.method))
 
     def model_of(self, client: int) -> ModelChoice:
         """The list of models is dealt in blocks: of three models, the first third of the clients gets the first."""
@@ -294,7 +305,9 @@ def _named(section: str, registry: Mapping[str, Any], raw: Mapping[str, Any], de
 
 
 def _method(raw: Mapping[str, Any]) -> Method:
-    method: Method = _named("method", METHODS, _preset(raw), "fedproto")
+    kind = find_method(raw.get("name", "fedproto"))
+    given = {key: value for key, value in _preset(raw, kind).items() if key != "name"}
+    method: Method = kind(**schema.check("method", kind, given))
     if method.inference not in method.scores:
         name = raw.get("name", "fedproto")
         raise UserError(
@@ -304,12 +317,11 @@ def _method(raw: Mapping[str, Any]) -> Method:
     return method
 
 
-def _preset(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _preset(raw: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
     """The section with the fields of its preset filled in; what is given beside it counts more."""
     fields = dict(raw)
     preset = fields.pop("preset", None)
-    kind = METHODS.get(str(fields.get("name", "fedproto")))
-    if preset is None or kind is None:
+    if preset is None:
         return fields
     if preset not in kind.presets:
         raise UserError(f"method.preset = {preset!r} is unknown. {nearest(str(preset), kind.presets)}")
@@ -325,9 +337,15 @@ def _models(raw: Any) -> tuple[ModelChoice, ...]:
         named = table.get("name", "cnn_digits")
         options = {key: value for key, value in table.items() if key != "name"}
         for name in named if isinstance(named, list) else [named]:
-            if not isinstance(name, str) or name not in MODELS:
-                raise UserError(f"model.name = {name!r} is unknown. {nearest(str(name), MODELS)}")
-            choices.append(ModelChoice(name, schema.check("model", MODELS[name], options)))
+            if is_path(name) or str(name).startswith(MEMORY):
+                choices.append(ModelChoice(name, own.check(name, options)))
+            elif not isinstance(name, str) or name not in MODELS:
+                raise UserError(
+                    f"model.name = {name!r} is unknown. {nearest(str(name), MODELS)} "
+                    "One of your own is named by import path: mypackage.module:Net."
+                )
+            else:
+                choices.append(ModelChoice(name, schema.check("model", MODELS[name], options)))
     if not choices:
         raise UserError("model.name = [] names no model. Name one, or a list that is dealt to the clients.")
     return tuple(choices)

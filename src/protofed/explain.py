@@ -227,7 +227,7 @@ def choices(method: Method) -> list[dict[str, Any]]:
             "key": key,
             "value": getattr(method, key),
             "default": default,
-            **{reading: kind.presets[reading].get(key, default) for reading in PRESETS},
+            **{reading: kind.presets.get(reading, {}).get(key, default) for reading in PRESETS},
             "about": about.get(key, ""),
         }
         for key, (_, default) in schema.fields(kind).items()

@@ -4,13 +4,15 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
+from protofed.builders import Builder, Shown, behind_frozen, builders_of
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
 from protofed.data.sources import load
@@ -21,6 +23,9 @@ from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
+from protofed.method import Client
+from protofed.models.functional import fresh
+from protofed.models.own import Handed, plain
 from protofed.ops import random
 from protofed.ops.trees import under
 from protofed.theory.entry import why_not as why_no_theorem
@@ -37,6 +42,17 @@ class Prepared(NamedTuple):
     split: Split
     engine: Engine
     notes: tuple[str, ...]
+    builders: tuple[Builder, ...] = ()  # per client: the name of its model, and how to build all of it
+
+    def module(self, client: int) -> nn.Module:
+        """A client's whole model as it was built, with a frozen body if it has one."""
+        shape, classes = self.domains[int(self.split.domain[client])].shape, self.domains[0].classes
+        return fresh(lambda: self.builders[client][1](shape, classes), self.engine.specs()[0].seed)
+
+    def personal(self, client: int, state: Client) -> nn.Module:
+        """A client's trained model as plain PyTorch, in its own class; of a method with a second one, the personal."""
+        second = under(state.params, "personal.", strip=True)
+        return plain(self.module(client), state.params | second, state.buffers)
 
 
 def prepare_split(
@@ -44,6 +60,8 @@ def prepare_split(
 ) -> tuple[list[Domain], Split]:
     """Who has what in this experiment."""
     domains = domains or load(experiment.data, data_dir)
+    if all(choice.known for choice in experiment.model):
+        domains = [domain.as_numbers() for domain in domains]  # only models of the user's own take tokens
     split = experiment.partition(domains, experiment.clients, experiment.seed)
     return domains, split.hold_back(experiment.evaluate.validation, domains, experiment.seed)
 
@@ -53,39 +71,40 @@ def prepare(
     data_dir: Path | None = None,
     domains: list[Domain] | None = None,
     cores: int | None = None,
+    modules: Sequence[Handed] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
-    """Load (or take), split and build; whatever can be refused is refused here, before anything is written."""
+    """Load (or take), split and build; whatever can be refused is refused here, before anything is written.
+
+    `domains` and `modules` (one for each client) are taken in place of what the experiment names; `tell` hears how a
+    frozen encoder gets on.
+    """
     device = experiment.torch_device()
     domains, split = prepare_split(experiment, data_dir, domains)
-    federation = Federation(
-        domains,
-        split,
-        seed=experiment.seed,
-        batch_size=experiment.batch_size,
-        drop_last=experiment.drop_last,
-        normalize=experiment.data.normalize,
-        augmentations=experiment.data.augment,
-        device=device,
-    )
-    choices = [experiment.model_of(client) for client in range(experiment.clients)]
+    federation = _federation(experiment, domains, split, experiment.data.normalize)
+    builders = builders_of(experiment, federation, modules)
+    trained = builders
+    notes: tuple[str, ...] = ()
+    if any(isinstance(build, Shown) for _, build in builders):
+        trained, notes, embeddings = behind_frozen(experiment, federation, domains, split, builders, tell)
+        if embeddings is not None:
+            federation = _federation(experiment, *embeddings, "none")
     reference = ReferenceEngine(
         federation,
-        [(choice.label, choice) for choice in choices],
+        trained,
         experiment.optimizer,
         seed=experiment.seed,
         local_epochs=experiment.local_epochs,
-        init=experiment.method.init,
+        init="per_client" if modules and any(one.own_weights for one in modules) else experiment.method.init,
         precision=experiment.engine.precision,
     )
     experiment.method.check(reference.specs())
     _check_phases(experiment, reference)
     _check_tests(experiment, federation, reference)
     lacking = why_no_theorem(experiment.method, experiment.optimizer) if experiment.evaluate.theory else None
-    notes: tuple[str, ...] = (
-        (f"evaluate.theory = {experiment.evaluate.theory} is left out: {lacking}",) if lacking else ()
-    )
+    notes += (f"evaluate.theory = {experiment.evaluate.theory} is left out: {lacking}",) if lacking else ()
     if experiment.engine.name == "reference":
-        return Prepared(domains, split, reference, notes)
+        return Prepared(domains, split, reference, notes, builders)
     workers = experiment.engine.threads or cores or os.cpu_count() or 1
     alone = experiment.engine.name == "auto" and device.type == "cpu" and _largest(reference) > SMALL
     stacked = StackedEngine(
@@ -98,7 +117,20 @@ def prepare(
     )
     why_not = stacked.why_not(experiment.method)
     notes += (f"one client after another, not stacked: {why_not}",) if why_not else ()
-    return Prepared(domains, split, stacked, notes)
+    return Prepared(domains, split, stacked, notes, builders)
+
+
+def _federation(experiment: Experiment, domains: list[Domain], split: Split, normalize: str) -> Federation:
+    return Federation(
+        domains,
+        split,
+        seed=experiment.seed,
+        batch_size=experiment.batch_size,
+        drop_last=experiment.drop_last,
+        normalize=normalize,
+        augmentations=experiment.data.augment,
+        device=experiment.torch_device(),
+    )
 
 
 def _largest(engine: Engine) -> int:
@@ -116,7 +148,8 @@ def _check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
                 has = ", ".join(sorted({name.split(".")[0] for name in names}))
                 raise UserError(
                     f"method.name = {experiment.method_name!r} trains {prefix}*, but {spec.architecture} has {has}. "
-                    "Use another model or method."
+                    "Use another model or method"
+                    + (", or project = 64 behind a frozen encoder." if prefix == "body." else ".")
                 )
 
 

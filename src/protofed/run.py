@@ -42,8 +42,11 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     client_bytes: int | None = None,
     cores: int | None = None,
+    prepared: Prepared | None = None,
 ) -> Result:
     """Run an experiment into a folder, or go on with one that was stopped.
+
+    `prepared` is what `prepare` gave for this experiment, where data or modules are handed in; None: done here.
 
     `client_bytes` is how much memory client states may take, beside those of one round; None: a part of what is free.
     `cores` is how many there are for it where engine.threads leaves that open; None: all.
@@ -53,7 +56,9 @@ def run(
     folder.check(experiment, resume)
     if folder.finished:
         return Result(folder.path, folder.summary())
-    prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None, cores=cores)
+    if prepared is None:
+        where = Path(data_dir) if data_dir is not None else None
+        prepared = prepare(experiment, where, cores=cores, tell=watch.note)
     with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)

@@ -17,8 +17,8 @@ from protofed import schema
 from protofed.data.partition import PARTITIONS
 from protofed.data.sources import available
 from protofed.experiment import configs, shipped
-from protofed.methods import METHODS
 from protofed.models import MODELS
+from protofed.registry import all_methods
 from protofed.report import compare as comparison
 from protofed.results import Result
 
@@ -69,7 +69,7 @@ def entries(what: str, data_dir: Path | None) -> list[dict[str, Any]]:
         return [{**row, "about": f"{row['kind']}, {row['path']}".rstrip(", ")} for row in available(data_dir)]
     if what == "experiments":
         return [{"name": name, "about": _about_file(configs() / f"{name}.toml")} for name in shipped()]
-    registries: dict[str, Mapping[str, Any]] = {"methods": METHODS, "models": MODELS, "partitions": PARTITIONS}
+    registries: dict[str, Mapping[str, Any]] = {"methods": all_methods(), "models": MODELS, "partitions": PARTITIONS}
     beside = ("paper", "losses", "presets") if what == "methods" else ()
     return [
         {"name": name, "about": _about(kind), "keys": _keys(kind), **{key: getattr(kind, key) for key in beside}}

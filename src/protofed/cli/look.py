@@ -9,12 +9,12 @@ import typer
 
 from protofed import tables
 from protofed.cli.common import DataDir, ExperimentName, Overrides, console, errors, say
-from protofed.errors import UserError, nearest
+from protofed.errors import UserError
 from protofed.experiment import Experiment, find
 from protofed.explain import explain as explain_experiment
 from protofed.explain import guidance
-from protofed.methods import METHODS
 from protofed.prepare import prepare_split
+from protofed.registry import find_method
 from protofed.report import bubbles
 from protofed.theory.guidance import of_run as guidance_of_run
 from protofed.theory.table import guidance_table
@@ -48,7 +48,7 @@ def partition(
 
 
 def explain(
-    method: Annotated[str, typer.Argument(help="A method ('protofed list methods').")],
+    method: Annotated[str, typer.Argument(help="A method ('protofed list methods'), or module:Class of your own.")],
     overrides: Overrides = None,
     experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")] = "demo",
     theory: Annotated[bool, typer.Option(help="A range for lr and lam or rho from the method's theorem.")] = False,
@@ -68,8 +68,7 @@ def explain(
 
       protofed explain fednh --experiment fednh/cifar10_dir03 --data-dir DIR --json
     """
-    if method not in METHODS:
-        raise UserError(f"there is no method {method!r}. {nearest(method, METHODS)}")
+    find_method(method, "explain")
     for word in overrides or []:
         if word.partition("=")[0].strip() in ("method", "method.name"):
             raise UserError(

@@ -52,6 +52,7 @@ class Federation:
                 "Use data.augment = []."
             )
         self.counts = torch.tensor(split.counts(domains), dtype=torch.float32, device=self.device)
+        self._scalers: list[_scaler] = []
         self._train: list[Samples] = []
         self._test: list[Samples] = []
         self._black: list[Tensor] = []
@@ -61,6 +62,7 @@ class Federation:
         self._official: list[int] = []  # test samples of each domain that are in its test part
         for number, domain in enumerate(domains):
             scale = _scaler(domain, normalize)
+            self._scalers.append(scale)
             members = np.flatnonzero(split.domain == number)
             used = np.unique(np.concatenate([split.train[i] for i in members] or [np.empty(0, np.int64)]))
             official = len(domain.y_test)  # a test row beyond them is a training sample held back
@@ -98,6 +100,14 @@ class Federation:
 
     def shape(self, client: int) -> tuple[int, ...]:
         return self.shapes[self.domain(client)]
+
+    def scaled(self, domain: int, x: np.ndarray) -> Tensor:
+        """Inputs of a domain as its models see them, on the CPU."""
+        return self._scalers[domain](x)
+
+    def blank(self, client: int, samples: int) -> Tensor:
+        """So many inputs of a client's shape and type, of zeros, on the CPU."""
+        return torch.zeros(samples, *self.shape(client), dtype=self._train[self.domain(client)].x.dtype)
 
     def train(self, client: int) -> Samples:
         """A client's training samples in the order of the split."""

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from protofed.data.domain import Domain
 from protofed.data.files import Found, Pair, kind_of, read, read_ids
 from protofed.data.hub import from_hub, from_torchvision
+from protofed.data.own import read_clients
 from protofed.errors import UserError, nearest
+from protofed.importing import MEMORY, imported, is_path, told
 
 BUILT_IN = ("digits", "spiral")
 GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601, as Pillow turns colour into grey
@@ -28,7 +30,10 @@ class Data:
 
     name: str | list[str] = "digits"
     """One source, or several domains at once: digits, spiral, a .npz file, a folder of IDX files or of images (as a
-    path, or by name in the data folder), hf:NAME for a Hugging Face data set, torchvision:NAME."""
+    path, or by name in the data folder), hf:NAME for a Hugging Face data set, torchvision:NAME, or the import path of
+    a function of your own (mypackage.data:load)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What a function of your own is called with."""
     ids: str = ""
     """A side table (.npz) of natural owners, row for row with the data: arrays NAME_train and NAME_test."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
@@ -66,7 +71,29 @@ def load(data: Data, data_dir: Path | None) -> list[Domain]:
         )
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir {data_dir} is not a folder. Name the folder that holds the data sets.")
-    return _same_classes([_load(name, data, data_root(data_dir)) for name in names])
+    domains: list[Domain] = []
+    for name in names:
+        domains += _own(name, data) if is_path(name) else [_load(name, data, data_root(data_dir))]
+    return _same_classes(domains)
+
+
+def _own(name: str, data: Data) -> list[Domain]:
+    """What a function of the user's own gives: one data set, or a list or dict of them, one domain each."""
+    if data.ids or data.size or data.channels:
+        raise UserError(f"data.ids, data.size and data.channels are not for {name}, which gives data as it is to be.")
+    function = imported("data.name", name)
+    if not callable(function):
+        raise UserError(f"data.name = {name!r} is {type(function).__name__}, not a function that gives data.")
+    try:
+        given = function(**data.options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"data.name = {name!r}: calling it raises {told(error)}. Its arguments: data.options."
+        ) from error
+    several = isinstance(given, list) or (isinstance(given, dict) and "train" not in given)
+    return read_clients(given if several else {name: given}, test_fraction=data.test_fraction, seed=FIXED).domains
 
 
 def available(data_dir: Path | None) -> list[dict[str, str]]:
@@ -92,6 +119,11 @@ def data_root(data_dir: Path | None) -> Path:
 def _load(name: str, data: Data, root: Path) -> Domain:
     rng = np.random.default_rng(FIXED)  # a test part that has to be held back belongs to the data set, not to a run
     where = name
+    if name.startswith(MEMORY):
+        raise UserError(
+            "the data of this run was handed in by a script, and is not kept with it. Hand it in again, as in "
+            "federate(models, clients, out=..., resume=True)."
+        )
     if name == "digits":
         found = _digits()
     elif name == "spiral":
@@ -235,7 +267,7 @@ def _number(ys: list[np.ndarray], names: tuple[str, ...], where: str) -> tuple[l
 
 
 def _samples(x: np.ndarray, where: str, data: Data) -> np.ndarray:
-    """uint8 images as uint8 (N, C, H, W), all else as float32."""
+    """uint8 images as uint8 (N, C, H, W), rows of whole numbers as int64, all else as float32."""
     if x.ndim < 2 or not x[0].size or x.dtype.kind not in "biuf":
         raise UserError(
             f"{where}: samples must be numbers of shape (N, features), (N, H, W) or (N, H, W, C), all of one size, got "
@@ -245,7 +277,9 @@ def _samples(x: np.ndarray, where: str, data: Data) -> np.ndarray:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    if x.dtype != np.uint8 or x.ndim != 4:
+    if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
+        x = x.astype(np.int64)  # tokens, perhaps: the model will tell
+    elif x.dtype != np.uint8 or x.ndim != 4:
         with np.errstate(over="ignore"):  # too big for float32 becomes inf, which is reported below
             x = x.astype(np.float32)
         if not np.isfinite(x).all():

@@ -27,6 +27,8 @@ from protofed.ops.trees import all_finite, alone, deal, merge
 
 NEAR = 2**23  # bytes of states that a CPU holds at once in a group: more would leave its cache between two uses
 MOST = {"cpu": 1024, "cuda": 16384}  # samples in one pass outside of training: what a CPU's cache has room for, or much
+COUNTLESS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)  # of a model that needs numbers
+UNCOUNTED = 1000  # bytes that such a model makes of one of its input, roughly
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
 
@@ -121,9 +123,9 @@ class ReferenceEngine:
         name = self.architectures[number]
         if name not in self._largest:
             x = self.federation.train(number).x[:1]
-            x = x if len(x) else torch.zeros(1, *self.federation.shape(number))
+            x = x if len(x) else self.federation.blank(number, 1)
             self._largest[name] = 0
-            with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):  # a model that needs numbers
+            with torch.no_grad(), contextlib.suppress(*COUNTLESS):
                 _, self._largest[name] = memory.counted(self._models[name], Client(*state(self._modules[name])), x)
         return self._largest[name]
 
@@ -141,7 +143,7 @@ class ReferenceEngine:
         name = self.architectures[number]
         if name not in self._lanes:
             model, spec = self._models[name], self._common[name]
-            x = torch.zeros(self.federation.batch_size, *self.federation.shape(number))
+            x = self.federation.blank(number, self.federation.batch_size)
 
             def step(params: Params, x: Tensor) -> Tensor:
                 logits: Tensor = model.training(spec.buffers, key)(Client(params, spec.buffers), x)[1]
@@ -149,7 +151,10 @@ class ReferenceEngine:
 
             key, *inputs = memory.on_meta((random.key(0), spec.params, x))
             spec = spec._replace(buffers=memory.on_meta(spec.buffers))
-            made, _ = memory.counted(torch.func.grad(step), *inputs)
+            try:
+                made, _ = memory.counted(torch.func.grad(step), *inputs)
+            except COUNTLESS:
+                made = UNCOUNTED * self.federation.batch_size * memory.size(x[:1])
             each, remedy = made + 4 * memory.size(spec.params), "Use a smaller model or batch_size."
             self._lanes[name] = memory.fitting(each, self.federation.device, f"training one client of {name}", remedy)
         return self._lanes[name]
@@ -164,11 +169,11 @@ class ReferenceEngine:
         """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""
         name = self.architectures[number]
         if name not in self._flops:
-            x = torch.zeros(1, *self.federation.shape(number))
+            x = self.federation.blank(number, 1)
             client = Client(*state(self._modules[name]))
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            with torch.no_grad(), contextlib.suppress(*COUNTLESS), FlopCounterMode(display=False) as counter:
                 self._models[name](*memory.on_meta((client, x)))
-            self._flops[name] = 3.0 * counter.get_total_flops()
+            self._flops[name] = 3.0 * max(counter.get_total_flops(), memory.size(client.params) / 4)
         return self._flops[name]
 
     def rounding(self) -> torch.autocast:

@@ -518,8 +518,8 @@ class StackedEngine:
         model = self._model(group)
         with self._lock:
             if group.architecture not in self._draws:
-                shape = self.federation.shape(group.numbers[0])
-                self._draws[group.architecture] = model.draws(self.federation.batch_size, shape)
+                inputs = self.federation.blank(group.numbers[0], self.federation.batch_size)
+                self._draws[group.architecture] = model.draws(inputs)
             draws = self._draws[group.architecture]
         each = sum(s.numel() for s in draws.values()) * keys.shape[1]
         if not each or each * len(keys) > DRAWN:
