@@ -1,4 +1,4 @@
-"""Four teams sort texts by topic, each with its own topics, without showing each other a word.
+"""Four teams with few texts each learn to sort them by topic, without showing each other a word.
 
 The texts are real and need no download: the docstrings of Python's standard library. Words become numbers by a hash, so
 that not even a vocabulary has to be agreed on; a model is an embedding, a mean and two layers.
@@ -26,14 +26,9 @@ TOPICS = {
     "code": ["ast", "dis", "inspect", "pdb", "tokenize", "typing", "unittest", "traceback", "doctest", "importlib"],
     "text": ["difflib", "textwrap", "string", "json", "html", "csv", "configparser", "email", "locale", "gettext"],
 }
-TEAMS = {
-    "backup": ["files", "network", "text"],
-    "science": ["numbers", "text", "code"],
-    "web": ["network", "text", "files"],
-    "tools": ["code", "files", "numbers"],
-}
+TEAMS = ["backup", "science", "web", "tools"]
 WORDS, LENGTH = 4096, 60  # numbers that words are hashed to, 0 being none; words of a text
-PER_TOPIC = 20  # training texts of a topic that a team has
+PER_TOPIC = 10  # training texts of a topic that a team has
 
 
 def texts() -> dict[str, list[str]]:
@@ -41,7 +36,7 @@ def texts() -> dict[str, list[str]]:
     library = Path(sysconfig.get_path("stdlib"))
     found: dict[str, list[str]] = {}
     for topic, modules in TOPICS.items():
-        files = [f for m in modules for f in ([library / f"{m}.py"] + sorted((library / m).rglob("*.py"))) if f.is_file()]
+        files = [f for m in modules for f in (library / f"{m}.py", *sorted((library / m).rglob("*.py"))) if f.is_file()]
         nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         said = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
@@ -57,15 +52,15 @@ def numbers(text: str) -> list[int]:
 
 
 def teams() -> dict[str, dict[str, tuple[Tensor, list[str]]]]:
-    """Every team has other texts, some of them with topics in common."""
+    """Every team has other texts of the same topics."""
     left = texts()
     for topic, some in left.items():
         random.Random(topic).shuffle(some)
     clients = {}
-    for team, topics in TEAMS.items():
+    for team in TEAMS:
         parts = {}
         for part, count in (("train", PER_TOPIC), ("test", 40)):
-            chosen = [(left[topic].pop(), topic) for topic in topics for _ in range(count) if left[topic]]
+            chosen = [(left[topic].pop(), topic) for topic in TOPICS for _ in range(count)]
             parts[part] = (torch.tensor([numbers(text) for text, _ in chosen]), [topic for _, topic in chosen])
         clients[team] = parts
     return clients
@@ -86,13 +81,13 @@ class Bag(nn.Module):
         return self.fc(self.mix(mean))
 
 
-def main(rounds: int = 30, methods: tuple[str, ...] = ("local", "fedproto", "fedavg", "fednh")) -> dict[str, float]:
-    """Every method's accuracy on the teams' own topics, and a look at what one team can tell."""
+def main(rounds: int = 20, methods: tuple[str, ...] = ("local", "fedproto", "fedavg", "fednh")) -> dict[str, float]:
+    """Every method's accuracy on texts of the teams' own, and a look at what one team can tell."""
     clients = teams()
     found = {}
     for method in methods:
         torch.manual_seed(0)
-        result = federate(Bag(), clients, method, rounds, lr=0.01, quiet=True, labels=list(TOPICS))
+        result = federate(Bag(), clients, method, rounds, lr=0.01, batch_size=8, quiet=True)
         print(f"{method:10} {result.accuracy:.1%}, {result.metrics['bytes_up'] / rounds / len(TEAMS):,.0f} bytes up")
         found[method] = result.accuracy
     asked = "Return a socket connected to the given address, using the timeout for blocking operations."
@@ -102,5 +97,5 @@ def main(rounds: int = 30, methods: tuple[str, ...] = ("local", "fedproto", "fed
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
     main(parser.parse_args().rounds)

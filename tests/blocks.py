@@ -3,9 +3,11 @@
 bash: `protofed` in this process, `make` and `pip` checked against what there is, anything else by the shell.
 toml and python that begin with a comment like `# sweep.toml` are written to that file; a toml without one is an
 experiment and is run for a round. python blocks of a page share their names. Blocks of any other language are not for
-running, and one after `<!-- run by: tests/test_x.py::test_y -->` is run there.
+running, and one after `<!-- run by: tests/test_x.py::test_y -->` is run there; `<!-- page run by: ... -->` says so
+of all blocks of a page, as where they belong to several machines.
 """
 
+import importlib
 import os
 import re
 import shlex
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN = ("bash", "toml", "python")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = re.compile(r"<!-- run by: (tests/\w+\.py)::(\w+) -->\s*\Z")
+PAGE = re.compile(r"<!-- page run by: (tests/\w+\.py)::(\w+) -->")
 NAMED = re.compile(r"# ([\w./-]+\.(?:toml|py))\n")
 SETTING = re.compile(r"[A-Z_]+=")
 
@@ -38,7 +41,7 @@ def blocks(page: str) -> list[Block]:
     """Every block of a page, in order."""
     found = []
     for fence in FENCE.finditer(page):
-        marked = ELSEWHERE.search(page[: fence.start()])
+        marked = PAGE.search(page) or ELSEWHERE.search(page[: fence.start()])
         words = fence["info"].split()
         code = "\n".join(line.removeprefix(fence["indent"]) for line in fence["code"].splitlines()) + "\n"
         found.append(Block(words[0] if words else "", code, (marked[1], marked[2]) if marked else None))
@@ -55,10 +58,14 @@ def run_page(path: Path) -> int:
             assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{path.name}: no {test} in {file}"
             continue
         try:
-            _run(block, names, f"{path.stem}_{number}")
+            _run(block, names, f"{path.stem}_{number}".replace("-", "_"))
         except Exception as error:
             error.add_note(f"in block {number + 1} of {path.name}:\n{block.code}")
             raise
+    here = Path.cwd()
+    for name, module in list(sys.modules.items()):  # the page's own files: another page may have files of these names
+        if (file := getattr(module, "__file__", None)) and Path(file).parent == here:
+            del sys.modules[name]
     return len(todo)
 
 
@@ -73,13 +80,14 @@ def _run(block: Block, names: dict[str, Any], label: str) -> None:
     elif block.language == "toml" and not named:
         run(Experiment.from_dict({**tomllib.loads(block.code), "rounds": 1}), f"runs/{label}")
     elif block.language == "python":
-        sys.path.insert(0, os.getcwd())  # for files that the page has written
+        sys.path.insert(0, str(Path.cwd()))  # for files that the page has written
+        importlib.invalidate_caches()
         try:
             file = Path(named[1] if named else f"{label}.py")  # a file, so that tracebacks and inspect see the source
             file.write_text(block.code, encoding="utf-8")
             exec(compile(block.code, str(file.resolve()), "exec"), names)
         finally:
-            sys.path.remove(os.getcwd())
+            sys.path.remove(str(Path.cwd()))
 
 
 def command(line: str) -> None:
@@ -97,7 +105,9 @@ def command(line: str) -> None:
     elif words[0] == "make":
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8"), line
     elif words[:2] == ["pip", "install"]:
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
         for extra in re.findall(r"\[(.*?)\]", line):
             assert set(extra.split(",")) <= set(extras), line
     else:

@@ -59,7 +59,9 @@ class Drawing:
     def star(self, x: float, y: float, size: float, colour: str) -> None:
         angles = np.pi * np.arange(10) / 5 - np.pi / 2
         radii = np.where(np.arange(10) % 2 == 0, size, size * 0.45)
-        points = " ".join(f"{x + r * np.cos(a):.1f},{y + r * np.sin(a):.1f}" for a, r in zip(angles, radii, strict=True))
+        points = " ".join(
+            f"{x + r * np.cos(a):.1f},{y + r * np.sin(a):.1f}" for a, r in zip(angles, radii, strict=True)
+        )
         self.add(f'<polygon points="{points}" fill="{colour}" stroke="var(--ink)" stroke-width="1"/>')
 
     def dot(self, x: float, y: float, colour: str, square: bool = False) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import keys
+
 from protofed import METHODS, Experiment
 from protofed.explain import explain
 from protofed.method import Method
@@ -26,7 +27,12 @@ STUDIES = {
         "global test, global model (GM)",
         "PM(V)",
     ],
-    "studies/feature-skew": ["own test", "own test, by head", "own test, by prototype", "all test samples, global model"],
+    "studies/feature-skew": [
+        "own test",
+        "own test, by head",
+        "own test, by prototype",
+        "all test samples, global model",
+    ],
 }
 
 
@@ -35,7 +41,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     folder, name = Path(page.file.src_uri).parent.name, Path(page.file.src_uri).stem
     makers: dict[str, Callable[[], str]] = {"keys": keys.tables, "methods": _methods}
     if folder == "methods" and name in METHODS:
-        makers |= {part.__name__.strip("_"): lambda part=part: part(name) for part in (_about, _choices, _sent, _measured)}
+        makers |= {
+            part.__name__.strip("_"): lambda part=part: part(name) for part in (_about, _choices, _sent, _measured)
+        }
 
     def fill(found: re.Match[str]) -> str:
         if found[1] not in makers:
@@ -78,7 +86,7 @@ def _about(name: str) -> str:
     kind: type[Method] = METHODS[name]
     paper = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", kind.paper)
     return (
-        f"*{keys.line(_explained(name)['about'])}*\n\n{paper}. In experiments: `method = \"{name}\"`. "
+        f'*{keys.line(_explained(name)["about"])}*\n\n{paper}. In experiments: `method = "{name}"`. '
         f"Code: `src/protofed/methods/{name}.py`."
     )
 
@@ -87,7 +95,11 @@ def _choices(name: str) -> str:
     """Every field, its default and the two readings."""
     told = _explained(name)
     rows = [
-        [f"`{c['key']}`", *(f"`{keys.shown(c[part])}`" for part in ("default", "paper", "official")), keys.line(c["about"])]
+        [
+            f"`{c['key']}`",
+            *(f"`{keys.shown(c[part])}`" for part in ("default", "paper", "official")),
+            keys.line(c["about"]),
+        ]
         for c in told["choices"]
     ]
     parts = [table(["key", "default", "paper", "official", "what it means"], rows)]
@@ -102,14 +114,18 @@ def _sent(name: str) -> str:
     told = _explained(name)
     parts = [f"In the demo (twenty clients), as `protofed explain {name}` counts it:"]
     if told["note"]:
-        parts[0] = f"In the demo (twenty clients, all with {told['note'].split()[2]}), as `protofed explain {name}` counts it:"
+        parts[0] = (
+            f"In the demo (twenty clients, all with {told['note'].split()[2]}), as `protofed explain {name}` counts it:"
+        )
     if not told["up"]["groups"]:
         parts.append("Nothing goes up and nothing comes down.")
     else:
         rows = [[way, *_row(group)] for way in ("up", "down") for group in told[way]["groups"]]
         rows += [[way, "all, with counts and header", "", _range(told[way]["bytes"]), ""] for way in ("up", "down")]
         parts.append(table(["", "a client and round", "numbers", "bytes", "who sees it"], rows))
-    parts.append("**The server learns** " + "; ".join(keys.line(text) for text in told["private"]["server_learns"]) + ".")
+    parts.append(
+        "**The server learns** " + "; ".join(keys.line(text) for text in told["private"]["server_learns"]) + "."
+    )
     stays = [", ".join(f"`{part}`" for part in entry["parts"]) for entry in told["private"]["params"]]
     kept = f"the parameters {', '.join(stays)}, and " if stays else ""
     parts.append(f"**Private stay** {kept}{told['private']['data']}.")
@@ -135,7 +151,10 @@ def _measured(name: str) -> str:
         entry, measured = load(study), kept[study]
         chosen = [column for column in entry.columns if column.name in columns]
         rows = [
-            [f"**{row}**" if row == name else row, *(cells(entry, measured, row, column)[1] or "-" for column in chosen)]
+            [
+                f"**{row}**" if row == name else row,
+                *(cells(entry, measured, row, column)[1] or "-" for column in chosen),
+            ]
             for row in dict.fromkeys([*BESIDE, name])
         ]
         parts.append(f"{entry.title} ([whole table](../results.md#{results.anchor(study)})), in %, three seeds:")
