@@ -4,7 +4,7 @@ BIN := .venv/bin
 BASE := .venv/.base
 READY := .venv/.ready
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test docs lint format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -28,6 +28,10 @@ demo: $(BASE)  ## twenty clients, three architectures: FedProto against training
 
 test: lint  ## lint, then every test
 	@$(BIN)/python -m pytest -n auto --dist worksteal
+
+docs: $(READY)  ## the documentation site, into site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 lint: $(READY)  ## ruff format, ruff check, mypy
 	@$(BIN)/ruff format --check --quiet . || (echo "run 'make format'"; exit 1)
