@@ -235,7 +235,7 @@ def finish(
     if confused:
         answers = {"personal": said} | ({"global": central[method.inference].said.cpu()} if central else {})
         folder.write_arrays("confusion.npz", {name: part.long().numpy() for name, part in answers.items()})
-    records, trains = [], engine.samples(everyone)
+    records, trains = [], dict(zip(everyone, engine.samples(everyone), strict=True))
     for number in everyone:
         n = counts[number]
         records.append(
