@@ -96,9 +96,11 @@ class Roster:
                 if reply.content is None:
                     raise Refused(f"no answer to the greeting: {one_line(reply.error)}")
                 message = unpack(reply.content, self.settings.rounds.max_bytes)
+                if number is None and type(message.head.get("client")) is int:
+                    number = message.head["client"]  # what it says itself
                 if message.head.get("kind") == "error":
                     raise Refused(f"it refuses: {one_line(message.head.get('reason'))}")
-                self._join(reply.node, number, message)
+                self._join(reply.node, nodes[reply.node], message)
             except Refused as refused:
                 self.status.refuse(number, str(refused), who=f"node {reply.node}")
                 if reply.content is not None:
