@@ -9,6 +9,7 @@ first.
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -133,6 +134,7 @@ def ours(home: Path, clients: int, rounds: int) -> dict[str, Any]:
     finally:
         for process in processes:
             process.terminate()
+        for process in processes:
             process.wait()
     told = [json.loads(line) for line in lines.read_text().splitlines()]
     assert joined is not None
@@ -146,6 +148,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="In each federation.")] = 5,
     alone: Annotated[bool, typer.Option(help="Measure Flower alone, too.")] = True,
 ) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
     home = Path(tempfile.mkdtemp())
     try:
         before = os.getloadavg()

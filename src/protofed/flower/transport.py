@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
@@ -10,7 +10,16 @@ from protofed.federation.transport import Reply
 
 QUICKEST, SLOWEST = 0.1, 1.0  # seconds between two looks for answers; a fiftieth of what has passed
 LOOK_SECONDS = 1.0  # between two looks at who is connected
+LATE_SECONDS = 600.0  # after the deadline, in which an answer is kept: the same may be asked again
 KEY, FIELD = "protofed", "bytes"
+
+
+class Sent(NamedTuple):
+    """A request that a node has and has not answered yet."""
+
+    request: bytes
+    identifier: str
+    since: str  # when the node came, as Flower writes it
 
 
 class GridTransport:
@@ -18,60 +27,61 @@ class GridTransport:
 
     def __init__(self, grid: Any, numbers: Mapping[int, int], sent: Callable[[], None]) -> None:
         self.grid, self.numbers, self.sent = grid, numbers, sent
+        self._open: dict[int, Sent] = {}
 
     def nodes(self) -> dict[int, int | None]:
         """The connected nodes, with the number that belongs to their key."""
-        return {node.node_id: self.numbers.get(node.node_id) for node in self.grid.get_nodes()}
+        return {node: self.numbers.get(node) for node in self._since()}
 
     def exchange(self, requests: Mapping[int, bytes], deadline: float) -> Iterator[Reply]:
         """A request to every node; what came of each, until all are there or the deadline is over.
 
-        A node that was started anew has lost the request it had: it gets it again.
+        A node that was started anew has lost the request it had: it gets it again. One that is late and is asked the
+        same again is not disturbed: its late answer counts.
         """
         begin = last_look = time.monotonic()
-        since = {info.node_id: info.last_activated_at for info in self.grid.get_nodes()}
-        pending: dict[str, int] = {}  # message id -> node
-        for node, identifier in self._push(requests, deadline).items():
-            if identifier:
-                pending[identifier] = node
-            else:
-                yield Reply(node, error="it could not be sent: the client is not connected")
-        waiting = set(pending.values())
+        self._push(requests, deadline, self._since())
+        waiting = set(requests)
+        for node in waiting - self._open.keys():
+            yield Reply(node, error="it could not be sent: the client is not connected")
+        waiting &= self._open.keys()
         while waiting and (passed := time.monotonic() - begin) < deadline:
-            for message in self.grid.pull_messages(list(pending)):
-                node = pending.pop(message.metadata.reply_to_message_id, 0)
-                if node in waiting:
+            ours = {self._open[node].identifier: node for node in waiting}
+            for message in self.grid.pull_messages(list(ours)):
+                node = ours.get(message.metadata.reply_to_message_id)
+                if node is not None and node in waiting:
                     waiting.remove(node)
+                    del self._open[node]
                     yield _reply(node, message)
-            if time.monotonic() - last_look > LOOK_SECONDS:
-                last_look = time.monotonic()
-                again = self._restarted(since, waiting)
-                left = deadline - passed
-                for node, identifier in self._push({n: requests[n] for n in again}, left).items():
-                    if identifier:
-                        pending[identifier] = node
+            if waiting and time.monotonic() - last_look > LOOK_SECONDS:
+                last_look, since = time.monotonic(), self._since()
+                self._push({node: requests[node] for node in waiting & since.keys()}, deadline - passed, since)
+                waiting &= self._open.keys()
             if waiting:
                 time.sleep(min(SLOWEST, max(QUICKEST, passed / 50), max(0.0, deadline - passed)))
 
-    def _push(self, requests: Mapping[int, bytes], ttl: float) -> dict[int, str | None]:
-        if not requests:
-            return {}
-        messages = [
-            Message(_content(blob), dst_node_id=node, message_type="train", ttl=ttl) for node, blob in requests.items()
-        ]
-        identifiers = list(self.grid.push_messages(messages))
-        identifiers += [None] * (len(messages) - len(identifiers))
-        self.sent()
-        return dict(zip(requests, identifiers, strict=True))
+    def _since(self) -> dict[int, str]:
+        """The connected nodes, and when each came."""
+        return {info.node_id: info.last_activated_at for info in self.grid.get_nodes()}
 
-    def _restarted(self, since: dict[int, str], waiting: set[int]) -> list[int]:
-        """Those we wait for that came anew since we last looked."""
-        again = []
-        for info in self.grid.get_nodes():
-            if info.node_id in waiting and since.get(info.node_id) != info.last_activated_at:
-                again.append(info.node_id)
-            since[info.node_id] = info.last_activated_at
-        return again
+    def _push(self, requests: Mapping[int, bytes], deadline: float, since: Mapping[int, str]) -> None:
+        """Send what a node does not have already."""
+        new = {}
+        for node, request in requests.items():
+            old = self._open.get(node)
+            if old is None or old.request != request or old.since != since.get(node):
+                self._open.pop(node, None)
+                new[node] = request
+        messages = [
+            Message(_content(request), dst_node_id=node, message_type="train", ttl=deadline + LATE_SECONDS)
+            for node, request in new.items()
+        ]
+        identifiers = list(self.grid.push_messages(messages)) if messages else []
+        for (node, request), identifier in zip(new.items(), identifiers, strict=False):  # too large: there are none
+            if identifier:
+                self._open[node] = Sent(request, identifier, since.get(node, ""))
+        if messages:
+            self.sent()
 
 
 def _content(blob: bytes) -> RecordDict:
