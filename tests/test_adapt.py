@@ -1,5 +1,6 @@
 """Any module as a body and a head: what is found, what is computed, and what is refused."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from protofed import UserError
 from protofed.method import Client
 from protofed.models.adapt import Adapt, WithHead, adapt
+from protofed.models.attention import open_attention
 from protofed.models.functional import FunctionalModel, state
 from protofed.models.own import call, handed, plain, same
 from protofed.ops import random
@@ -255,3 +257,28 @@ def test_classes_and_functions_are_called_as_they_can_be() -> None:
         call(lambda a, b, c: None, {}, (2,), 4, "it")
     with pytest.raises(UserError, match="makes int, not a torch"):
         call(lambda: 3, {}, (2,), 4, "it")
+
+
+def test_open_attention_is_torchs_own() -> None:
+    """With masks of both kinds, with samples first or second, as a part of an encoder, and for one sample."""
+    torch.manual_seed(0)
+    x, causal = torch.randn(3, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    padding = torch.arange(5) >= torch.tensor([5, 3, 4])[:, None]
+    for first in (True, False):
+        theirs = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=first).eval()
+        given = x if first else x.transpose(0, 1)
+        ours = copy.deepcopy(theirs)
+        open_attention(ours)
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        for masks in ({}, {"attn_mask": causal, "key_padding_mask": padding}, {"average_attn_weights": False}):
+            for one, other in zip(
+                ours(given, given, given, **masks), theirs(given, given, given, **masks), strict=True
+            ):
+                assert torch.allclose(one, other, atol=1e-6)
+    assert torch.allclose(ours(x[0], x[0], x[0])[0], theirs(x[0], x[0], x[0])[0], atol=1e-6)
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    same = copy.deepcopy(layer)
+    open_attention(same)
+    with torch.no_grad():
+        told = same(x, src_key_padding_mask=padding)
+        assert torch.allclose(told[~padding], layer(x, src_key_padding_mask=padding)[~padding], atol=1e-5)

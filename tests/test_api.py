@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -229,3 +230,61 @@ def test_wrong_arguments_are_refused_before_anything_is_written(models: Any, opt
     with pytest.raises(UserError, match=said):
         federate(models, [(X, Y)], out="out", quiet=True, **options)
     assert not Path("out").exists()
+
+
+class Reader(nn.Module):
+    """Recurrent, with attention that drops weights, in every way what torch.vmap cannot take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(30, 6), nn.LSTM(6, 8, batch_first=True)
+        self.mix, self.head = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.head(self.mix(self.rnn(self.words(x))[0]).mean(1))
+        return mixed
+
+
+def test_a_text_model_is_trained_by_a_method_that_never_embeds_and_exported() -> None:
+    """Labels are odd numbers; the files agree with the result, and fit the user's own class."""
+    runtime, watch = pytest.importorskip("onnxruntime"), Notes()
+    tokens = RNG.integers(0, 10, (30, 5)) + 10 * Y[:, None]
+    done = federate(Reader(), [(tokens, 7 * Y), (tokens, 7 * Y)], "fedper", 2, out="out", watch=watch, lr=0.01)
+    assert "one client after another, not stacked: recurrent layers (LSTM, GRU)" in watch.notes
+    about = done.export("exported", client="client 1")
+    scores = runtime.InferenceSession("exported/model.onnx").run(["scores"], {"x": tokens})[0]
+    assert [int(about["class_names"][place]) for place in scores.argmax(1)] == done.predict(tokens, client=1)
+    own = Reader().eval()
+    own.load_state_dict(load_file("exported/model.safetensors"))
+    assert np.abs(own(torch.from_numpy(tokens)).detach().numpy() - scores).max() < 1e-4
+    with pytest.raises(UserError, match=r"^there is no client 2. Known: client 0, client 1.$"):
+        done.export("other", client=2)
+    tokens[17, 2] = 30
+    with pytest.raises(UserError, match=r"^b: Reader cannot.*Token ids go from 0 to 30: its nn.Embedding needs a row"):
+        federate(Reader(), {"b": (tokens, Y), "c": (tokens, Y)}, quiet=True)
+
+
+def test_what_is_frozen_is_exported_whole() -> None:
+    done = federate(Net(), [(X, Y)] * 2, rounds=2, out="out", quiet=True, frozen=True, project=4)
+    about = done.export("exported", client=1, onnx=False)
+    net = torch.export.load("exported/model.pt2").module()
+    _, scores, distances = net(torch.from_numpy(X))
+    assert [int(about["class_names"][place]) for place in distances.argmin(1)] == done.predict(X, client=1)
+    assert torch.allclose(done.models[1](torch.from_numpy(X))[1], scores, atol=1e-5)
+    assert load_file("exported/model.safetensors").keys() == done.models[1].state_dict().keys()
+    with pytest.raises(UserError, match="project = 64 behind a frozen encoder"):
+        federate(Net(), [(X, Y)] * 2, "fedper", quiet=True, frozen=True)
+
+
+def test_slips_are_said_in_one_line_and_no_test_data_is_no_accuracy() -> None:
+    watch = Notes()
+    done = federate(Net(), [(X, Y)] * 2, rounds=1, out="out", watch=watch, test_fraction=0)
+    assert np.isnan(done.accuracy)
+    assert "no test data" in repr(done)
+    assert any("takes 1 training steps in all" in note for note in watch.notes)
+    with pytest.raises(UserError, match=r"x has shape \(30, 5\), but client 0 was trained on \(samples, 6\)"):
+        done.predict(X[:, 1:])
+    with pytest.raises(UserError, match="Did you mean 'epochs'"):
+        federate(Net(), [(X, Y)] * 2, epoch=2)
+    with pytest.raises(UserError, match=r"text with client 0 \('fig'\) but numbers with client 1 \(0\)"):
+        federate(Net(), [(X, ["fig"] * 30), (X, Y)])

@@ -110,7 +110,6 @@ def test_batchnorm_dropout_and_attention_stack_too() -> None:
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
         attention = nn.TransformerEncoderLayer(36, 2, 16, dropout=0.1, batch_first=True)
-        attention.self_attn.dropout = 0.0
         body = chain(
             conv=nn.Conv2d(shape[0], 4, 5, stride=4),
             norm=nn.BatchNorm2d(4),

@@ -102,6 +102,10 @@ def test_a_newcomer_with_its_own_file_needs_only_the_run(
     done = protofed.join(finished, data=mine, steps=40, shots=4, lam=[8.0], seeds=[0, 1, 2])
     assert done.records[0]["classes"] == [1, 4, 7]
     assert done.records[0]["train"] == 12
+    arrays = dict(np.load(mine))
+    np.savez("text.npz", **{k: v.astype(str) if k[0] == "y" else v for k, v in arrays.items()})  # classes by name
+    named = protofed.join(finished, data="text.npz", steps=40, shots=4, lam=[8.0])
+    assert named.records[0] == done.records[0] | {"domain": "text.npz"}
     head, alone, unseen = done.mean("head"), done.mean("alone"), done.mean("unseen")
     assert head is not None
     assert alone is not None

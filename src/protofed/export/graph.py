@@ -1,10 +1,12 @@
 """What is exported: a client's whole way from raw inputs to answers, as one module."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from protofed.data.federation import Samples
@@ -56,12 +58,14 @@ class Network(nn.Module):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
-        self.method, self.model, self.encoder = subject.method, subject.model, subject.encoder
+        self.method, self.model = subject.method, subject.model
+        self.encoder = () if subject.encoder is None else (subject.encoder,)  # no module of this one: called by tensors
+        frozen = {} if subject.encoder is None else dict(chain(*_tensors(subject.encoder)))
         scale = described(subject.inputs)
         self.whole, self.unit = scale.whole, scale.unit
         self.register_buffer("mean", torch.from_numpy(scale.mean))
         self.register_buffer("std", torch.from_numpy(scale.std))
-        leaves, self.form = tree_flatten((subject.client, subject.down, subject.prototypes or ()))
+        leaves, self.form = tree_flatten((subject.client, subject.down, subject.prototypes or (), frozen))
         self.leaves = len(leaves)
         for number, leaf in enumerate(leaves):
             self.register_buffer(f"tensor{number}", leaf.detach().cpu().clone())
@@ -69,13 +73,18 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.whole:
             x = (x / self.unit - self.get_buffer("mean")) / self.get_buffer("std")
-        x = x if self.encoder is None else self.encoder(x)
         leaves = [self.get_buffer(f"tensor{number}") for number in range(self.leaves)]
-        client, down, prototypes = tree_unflatten(leaves, self.form)
+        client, down, prototypes, frozen = tree_unflatten(leaves, self.form)
+        for encoder in self.encoder:
+            x = functional_call(encoder, frozen, (x,))
         model: Any = _Once(self.model)
         scores = self.method.predict(model, client, x, down)["head"]
         z = self.method.embed(model, client, x)
         return (z, scores) if not prototypes else (z, scores, distances(z, prototypes))
+
+
+def _tensors(module: nn.Module) -> tuple[Any, Any]:
+    return module.named_parameters(), module.named_buffers()
 
 
 def raw(samples: Tensor, inputs: dict[str, Any]) -> Tensor:

@@ -96,16 +96,22 @@ def _write(subject: Subject, network: Network, folder: Path, onnx: bool, quantil
 
 def _write_onnx(program: torch.export.ExportedProgram, outputs: list[str], path: Path) -> None:
     """Quietly: the exporter tells of every package that it could do without."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             made = torch.onnx.export(program, dynamo=True, input_names=["x"], output_names=outputs, verbose=False)
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
     assert made is not None
+    for node in made.model.graph:  # a value inside may have an output's name: torch calls that of nn.Embedding so
+        for value in node.outputs:
+            if value.name in outputs and not value.is_graph_output():
+                value.name = f"{value.name}_inside"
     made.save(path, external_data=False)
 
 

@@ -192,6 +192,7 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
         at = f"{head}." if head else "head."
         places = [("body.net.", "" if head else "encoder.")]
         places += [("body.project.", f"{at}project.")] if project is not None else []
+        places += [("body.", f"{at}project.")] if project is not None and frozen else []  # trained behind embeddings
         places += [("head.", f"{at}head.")]
     else:
         places += [("head.", f"{head}.")]

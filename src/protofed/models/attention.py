@@ -62,6 +62,8 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
 def open_attention(module: nn.Module) -> None:
     """Turn every attention layer below a module into an open one, in place; torch's faster one cannot be stacked."""
     for layer in list(module.modules()):
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # of a type that only the faster one knows
         if type(layer) is nn.MultiheadAttention and layer.bias_k is None and not layer.add_zero_attn:
             layer.__class__ = Attention
             layer.drop = nn.Dropout(layer.dropout).train(layer.training)
