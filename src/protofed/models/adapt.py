@@ -184,6 +184,7 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
         parts: OrderedDict[str, nn.Module]
         parts = OrderedDict(project=project, head=old) if project is not None else OrderedDict(head=old)
         added = nn.Sequential(parts)
+        head = "" if embedding else head  # what lies between another embedding and the old head is not to be passed
         at = f"{head}." if head else "head."
         places = [("body.net.", "" if head else "encoder.")]
         places += [("body.project.", f"{at}project.")] if project is not None else []
@@ -306,8 +307,8 @@ def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str
         )
     if not any(alike(scores, output) for output in tensors_of(seen.output)):
         raise UserError(
-            f"{label}: what it returns is not what {name} gives of the embedding: more happens before or after it. Make "
-            f"that part of the layer (nn.Sequential), or name others with head=, embedding=: {candidates(seen)}."
+            f"{label}: what it returns is not what {name} gives of the embedding: more happens before or after it. "
+            f"Make that part of the layer (nn.Sequential), or name others with head=, embedding=: {candidates(seen)}."
         )
 
 
