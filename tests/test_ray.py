@@ -256,7 +256,7 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(joined: Joined, monkeypatch:
     np.savez("mine.npz", **arrays)
     other = plan(*TWO, "engine.workers=1", "data=mine.npz")
     engine = prepare(other).engine
-    np.savez("mine.npz", **arrays | {"x_train": arrays["x_train"][:, ::-1]})
+    np.savez("mine.npz", **arrays | {"x_train": arrays["x_train"][..., ::-1]})
     with pytest.raises(UserError, match=r"the data on .* differs from the data here.*Copy the same files"):
         engine.start(lambda text: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(cluster, "VERSION", "0.0.0")
