@@ -104,7 +104,8 @@ def _beside(experiment: Experiment, engine: ReferenceEngine, number: int) -> lis
         "When it joins: its number and name, the model's name and fields, the shape of its samples, how many it has "
         f"({counts} to train on, {tests} to test with), and the version of protofed.",
     ]
-    when = f"every {experiment.evaluate.own} rounds and " if experiment.evaluate.own else ""
+    own = experiment.evaluate.own
+    when = "" if not own else "every round and " if own == 1 else f"every {own} rounds and "
     lines += [
         f"When it is tested ({when}after the last round): of each class how many test samples it has and how many were "
         "right"
