@@ -203,7 +203,7 @@ def test_a_zoom_outlives_new_data_also_if_it_comes_during_the_drag(
 
     def play(number: int) -> None:
         with open(folder / "rounds.jsonl", "a") as file:
-            file.write(json.dumps(line | {"round": number}) + "\n")
+            file.write(json.dumps(line | {"round": number, "pm_v": 0.5}) + "\n")  # twice, and it can be chosen
 
     def held() -> None:
         play(4)
@@ -219,6 +219,7 @@ def test_a_zoom_outlives_new_data_also_if_it_comes_during_the_drag(
             assert browser.execute_script(RANGE) == pytest.approx(zoomed)
             play(points + 1)
         until(lambda: browser.execute_script(POINTS) == 6)
+        assert "PM(V)" in browser.find_element("css selector", "#accuracy .controls").text
         shutil.copy(finished / "summary.json", folder)  # a note is no longer true, and there are numbers of the end
         until(lambda: browser.execute_script("return document.getElementById('live').dataset.state") == "finished")
         assert "Not finished" not in browser.find_element("id", "accuracy").text
