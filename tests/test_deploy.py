@@ -39,6 +39,8 @@ from protofed.flower.processes import exists
 from protofed.flower.server import processes_file, status
 from tls13 import Secrets
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 SITES = ("north", "south", "west")
 ADDRESSES = {"server": "10.77.0.1", "north": "10.77.0.2", "south": "10.77.0.3", "west": "10.77.0.4"}
 PORT, PLANTED = 8443, 8080
@@ -170,7 +172,9 @@ def test_the_page_followed_on_four_machines(followed: Followed, tmp_path: Path) 
 
     _plant(followed)
     assert capture.stop() == 0  # frames lost
-    import pickle; (tmp_path / "frames.pickle").write_bytes(pickle.dumps(capture.frames))  # TEMPORARY
+    import pickle
+
+    (tmp_path / "frames.pickle").write_bytes(pickle.dumps(capture.frames))  # TEMPORARY
     assert capture.beside() == set()
     _searched(followed, capture.streams(), Secrets(tmp_path / "keys.log"))
 

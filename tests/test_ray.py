@@ -30,6 +30,8 @@ from protofed.prepare import prepare
 from protofed.results import Watch
 from protofed.run import run
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'protofed[ray]'")
 
 SMALL = ("rounds=2", "clients=6", "model=mlp_digits", "local_epochs=1", "record.enabled=false", "engine.compile=never")
