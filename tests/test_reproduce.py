@@ -19,6 +19,7 @@ from protofed import cli
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.reproduce import embed, page, plan, render
+from protofed.reproduce import run as running
 from protofed.reproduce.entry import Column, Entry, load, names, parse
 from protofed.reproduce.measure import Done, Views, value
 from protofed.reproduce.result import Measured, orderings
@@ -244,8 +245,8 @@ def _shorter(name: str) -> Entry:
     """The entry, with fewer methods, and fewer rounds of fewer clients on the digits."""
     entry = load(name)
     assert entry.quick.digits is not None
-    entry.quick.methods = ["fedavg", "fedproto", "fedproto-mh"]
-    entry.quick.digits.changes += ["rounds=6", "clients=6"]
+    entry.quick.methods.extend(["fedavg", "fedproto", "fedproto-mh"])
+    entry.quick.digits.changes.extend(["rounds=6", "clients=6"])
     return entry
 
 
@@ -269,7 +270,7 @@ def test_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_table_mnist_quick_without_any_data(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli.reproduce, "load", _shorter)
+    monkeypatch.setattr(running, "load", _shorter)
     done = _reproduce("fedproto/table-mnist", "--quick", "--out", "out", "--jobs", "1")
     assert done.returncode == 0, done.stderr
     assert "on the built-in 8x8 digits" in done.stdout
