@@ -59,8 +59,8 @@ def run_page(path: Path) -> int:
     return run_text(path.read_text(encoding="utf-8"), path.stem)
 
 
-def run_text(text: str, label: str) -> int:
-    """Run the blocks of a text here; returns how many."""
+def run_text(text: str, label: str, less: dict[str, list[str]] | None = None) -> int:
+    """Run the blocks of a text here; returns how many. `less` is added to commands, so that they take less time."""
     label = re.sub(r"\W", "_", label)
     names: dict[str, Any] = {"__name__": "__main__"}
     todo = [block for block in blocks(text) if block.language in RUN]
@@ -70,7 +70,7 @@ def run_text(text: str, label: str) -> int:
             assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{label}: no {test} in {file}"
             continue
         try:
-            _run(block, names, f"{label}_{number}")
+            _run(block, names, f"{label}_{number}", less or {})
         except Exception as error:
             error.add_note(f"in block {number + 1} of {label}:\n{block.code}")
             raise
@@ -81,14 +81,14 @@ def run_text(text: str, label: str) -> int:
     return len(todo)
 
 
-def _run(block: Block, names: dict[str, Any], label: str) -> None:
+def _run(block: Block, names: dict[str, Any], label: str, less: dict[str, list[str]]) -> None:
     named = NAMED.match(block.code)
     if named:
         Path(named[1]).parent.mkdir(parents=True, exist_ok=True)
         Path(named[1]).write_text(block.code, encoding="utf-8")
     if block.language == "bash":
         for line in block.code.replace("\\\n", " ").splitlines():
-            command(line)
+            command(line, less)
     elif block.language == "toml" and not named:
         run(Experiment.from_dict({**tomllib.loads(block.code), "rounds": 1}), f"runs/{label}")
     elif block.language == "python":
@@ -102,7 +102,7 @@ def _run(block: Block, names: dict[str, Any], label: str) -> None:
             sys.path.remove(str(Path.cwd()))
 
 
-def command(line: str) -> None:
+def command(line: str, less: dict[str, list[str]]) -> None:
     """One line of bash."""
     words = shlex.split(line, comments=True)
     settings = {}
@@ -112,7 +112,7 @@ def command(line: str) -> None:
     if not words:
         return
     if words[0] == "protofed":
-        done = protofed(*words[1:], env={**os.environ, **settings})
+        done = protofed(*words[1:], *less.get(words[1], []), env={**os.environ, **settings})
         assert done.returncode == 0, f"{line}: {done.stderr}"
     elif words[0] == "make":
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8"), line

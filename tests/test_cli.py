@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,14 @@ def npz(path: str, samples: int = 60, classes: int = 3, shape: tuple[int, ...] =
     np.savez(path, x_train=x, y_train=y, x_test=x[: samples // 2], y_test=y[: samples // 2])
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is over; tests change copies of it."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    good("run", "demo", *SMALL, "--out", str(out))
+    return out
+
+
 def test_run_writes_a_folder_and_shows_the_result() -> None:
     out = good("run", "demo", *SMALL)
     assert "accuracy, mean over clients" in out
@@ -48,6 +57,7 @@ def test_run_writes_a_folder_and_shows_the_result() -> None:
     assert "runs/demo-fedproto-seed0-2" in good("run", "demo", *SMALL, "--resume")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_partition_shows_the_split_and_it_can_be_used_again() -> None:
     out = good("partition", "demo", *SMALL, "--out", "split")
     assert Path("split/partition.png").stat().st_size > 10_000
@@ -57,7 +67,8 @@ def test_partition_shows_the_split_and_it_can_be_used_again() -> None:
 
 
 def test_compare_shows_a_table_and_the_curves() -> None:
-    words = ["compare", "local", "fedproto", *SMALL, "--experiment", "demo", "--seeds", "0,1", "--out", "c"]
+    words = ["compare", "local", "fedproto", "method.lam=0.5", *SMALL, "--experiment", "demo", "--seeds", "0,1"]
+    words += ["--jobs", "1", "--out", "c"]
     out = good(*words)
     for text in ("local", "fedproto", "±", "c/compare.png", "c/compare.md"):
         assert text in out
@@ -65,6 +76,8 @@ def test_compare_shows_a_table_and_the_curves() -> None:
     assert [row["method"] for row in rows] == ["local", "fedproto"]
     seeds = [json.loads(Path(f"c/fedproto-seed{s}/summary.json").read_text())["accuracy_mean"] for s in (0, 1)]
     assert rows[1]["accuracy_mean"] == pytest.approx([np.mean(seeds), np.std(seeds)])
+    assert json.loads(Path("c/local-seed0/summary.json").read_text())["method"] == "local"  # which has no lam
+    assert "lam = 0.5" in Path("c/fedproto-seed0/experiment.toml").read_text()
     stamp = Path("c/fedproto-seed1/summary.json").stat().st_mtime_ns
     good(*words)  # what is finished is not run again
     assert Path("c/fedproto-seed1/summary.json").stat().st_mtime_ns == stamp
@@ -159,8 +172,8 @@ def test_damaged_data_files() -> None:
     assert "y_train" in refused("run", "demo", "data.name=no_labels.npz")
 
 
-def test_an_output_folder_that_holds_another_run() -> None:
-    good("run", "demo", *SMALL, "--out", "out")
+def test_an_output_folder_that_holds_another_run(finished: Path) -> None:
+    shutil.copytree(finished, "out")
     assert "already holds a finished run" in refused("run", "demo", *SMALL, "--out", "out")
     changed = refused("run", "demo", *SMALL, "optimizer.lr=0.5", "--out", "out", "--resume")
     assert "optimizer.lr 0.05 -> 0.5" in changed
@@ -183,8 +196,8 @@ def test_data_dir_by_option_and_by_environment() -> None:
     assert "looked for" in refused(*words)
 
 
-def test_partition_never_overwrites_a_run() -> None:
-    good("run", "demo", *SMALL, "--out", "out")
+def test_partition_never_overwrites_a_run(finished: Path) -> None:
+    shutil.copytree(finished, "out")
     assert "holds other files" in refused("partition", "demo", *SMALL, "seed=5", "--out", "out")
 
 
@@ -195,8 +208,6 @@ def test_compare_refuses_what_it_would_have_to_ignore() -> None:
     assert "different methods" in refused("compare", "local", "local", *words)
     assert "'method.nope=1'" in refused("compare", "local", "fedproto", "method.nope=1", *words)
     assert "averages one architecture" in refused("compare", "local", "fedavg", *words)  # before local is trained
-    good("compare", "local", "fedproto", "method.lam=0.5", *words, "--out", "c")
-    assert json.loads(Path("c/local-seed0/summary.json").read_text())["method"] == "local"
 
 
 def test_resume_needs_something_to_resume() -> None:

@@ -14,7 +14,7 @@ from protofed.data.split import Split
 from protofed.data.stacked import StackedData
 from protofed.engines import Engine, memory
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import OFTEN, StackedEngine
+from protofed.engines.stacked import OFTEN, StackedEngine, _one_by_one
 from protofed.engines.stacks import one_by_one
 from protofed.errors import UserError
 from protofed.method import Mean, Method
@@ -90,7 +90,7 @@ def test_engines_agree(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) 
     agree(play(engine(method), method), play(stacked, method))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [1, 2])
 def test_chunks_and_several_architectures_change_nothing(chunk: int) -> None:
     method, names = METHODS["fedproto"](), ("cnn_mnist", "mlp_digits", "cnn_mnist", "mlp_digits", "cnn_mnist")
     small = tuple(n if n == "cnn_mnist" else "wide" for n in names)
@@ -127,7 +127,7 @@ def test_batchnorm_dropout_and_attention_stack_too() -> None:
     def one(method: Method) -> ReferenceEngine:
         # drop_last: BatchNorm1d cannot train on a batch of one sample
         data = federation(drop_last=True, without=1)
-        return ReferenceEngine(data, [("odd", build)] * 4, Optimizer(lr=0.02), seed=1, local_epochs=2, init="common")
+        return ReferenceEngine(data, [("odd", build)] * 4, Optimizer(lr=0.02), seed=1, local_epochs=1, init="common")
 
     for name in ("fedavg", "fedproto", "ditto"):
         method = METHODS[name]()
@@ -180,12 +180,18 @@ def test_what_cannot_be_stacked_is_said() -> None:
 
 @pytest.mark.skipif(no_compiler(torch.device("cpu")) is not None, reason="compiling needs a C++ compiler")
 def test_compiled_steps_agree_too() -> None:
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        conv = nn.Conv2d(shape[0], 4, 5, stride=2)
+        body = chain(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(4), flat=nn.Flatten(), fc=nn.Linear(4 * 9, 8))
+        return Net(body, chain(fc=nn.Linear(8, classes)), 8)
+
+    def one() -> ReferenceEngine:  # torch 2.13 cannot compile this step with clipping
+        optimizer = Optimizer(lr=0.01, momentum=0.5)
+        return ReferenceEngine(federation(), [("small", build)] * 5, optimizer, seed=1, local_epochs=1, init="common")
+
     method = METHODS["fedproto"](source="inloop")
-    references = engine(method), engine(method)
-    for one in references:
-        one.optimizer = Optimizer(lr=0.01, momentum=0.5)  # torch 2.13 cannot compile this step with clipping
-    compiled = StackedEngine(references[1], workers=2, compiled=True)
-    agree(play(references[0], method), play(compiled, method))
+    compiled = StackedEngine(one(), workers=2, compiled=True)
+    agree(play(one(), method), play(compiled, method))
     assert compiled.notes == []
 
 
@@ -213,7 +219,7 @@ def test_ordered_sums_do_not_depend_on_the_groups() -> None:
         for order in (((0, 1, 2, 3),), ((2, 0), (3, 1)), ((3,), (2,), (1,), (0,)))
     }
     sums = {
-        one._merged(parts, torch.tensor([i for part in order for i in part]).argsort())["sum"].total.item()
+        _one_by_one(one._merged(parts, torch.tensor([i for part in order for i in part]).argsort()))["sum"].total.item()
         for order, parts in ups.items()
     }
     assert len(sums) == 1

@@ -270,14 +270,14 @@ def test_dirichlet_deals_every_sample_at_any_alpha(
 @pytest.mark.parametrize(
     ("partition", "clients", "tries"),
     [
-        (Dirichlet(alpha=0.3), 100, 200),
-        (Dirichlet(alpha=1.0, test="all"), 100, 100),
-        (Dirichlet(alpha=0.05), 100, 50),
-        (DirichletMPFedCL(), 5, 200),
-        (DirichletMPFedCL(), 10, 200),
-        (DirichletMPFedCL(alpha=0.1), 40, 20),
-        (DirichletFedPR(), 5, 200),
-        (DirichletFedPR(), 10, 200),
+        (Dirichlet(alpha=0.3), 100, 40),
+        (Dirichlet(alpha=1.0, test="all"), 100, 20),
+        (Dirichlet(alpha=0.05), 100, 20),
+        (DirichletMPFedCL(), 5, 100),
+        (DirichletMPFedCL(), 10, 100),
+        (DirichletMPFedCL(alpha=0.1), 40, 10),
+        (DirichletFedPR(), 5, 100),
+        (DirichletFedPR(), 10, 100),
     ],
 )
 def test_dirichlet_settings_of_the_papers_succeed(mnist: Domain, partition: Any, clients: int, tries: int) -> None:

@@ -16,10 +16,18 @@ from protofed import Experiment, run
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+LESS = {
+    "run": ["clients=6", "rounds=2"],
+    "compare": ["clients=6", "rounds=2", "--jobs", "1"],
+    "bench": ["model=mlp_digits", "clients=10", "--rounds", "1"],
+    "sweep": ["rounds=1", "--jobs", "1"],
+}
+
+
 @pytest.mark.parametrize("section", sections(README))
 def test_the_readme_runs(section: str) -> None:
     """All commands, experiments and programs of a section, from top to bottom."""
-    assert run_text(sections(README)[section], section)
+    assert run_text(sections(README)[section], section, LESS)
     if "sweep.toml" in sections(README)[section]:
         assert "fedproto, strong, lr=0.1" in Path("table.tex").read_text()
 

@@ -34,11 +34,17 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
         return {name: stored[name] for name in stored.files}
 
 
-def equal(left: str, right: str) -> None:
+def equal(left: str | Path, right: str | Path) -> None:
     one, other = arrays(left), arrays(right)
     assert one.keys() == other.keys()
     for name, part in one.items():
         np.testing.assert_array_equal(part, other[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing happened to; to be copied before it is changed."""
+    return run(small(), tmp_path_factory.mktemp("whole") / "out").folder
 
 
 # every round
@@ -178,7 +184,7 @@ def test_answers_by_hand() -> None:
     assert among.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 2]]
 
 
-def test_confusion_is_what_the_summary_was_counted_from() -> None:
+def test_confusion_is_what_the_summary_was_counted_from(whole: Path) -> None:
     result = run(small("method=mpfedcl", "model=cnn_digits", "clients=12"), "out")
     found = arrays("out/confusion.npz")
     assert {name: (part.shape, part.dtype) for name, part in found.items()} == {
@@ -191,8 +197,7 @@ def test_confusion_is_what_the_summary_was_counted_from() -> None:
     each = found["personal"].diagonal() / found["personal"].sum(1)
     np.testing.assert_allclose(each, result.summary["accuracy_per_class"])
     assert np.trace(found["global"]) / found["global"].sum() == pytest.approx(result.summary["global_accuracy"])
-    run(small(), "proto")  # no global model
-    assert list(arrays("proto/confusion.npz")) == ["personal"]
+    assert list(arrays(whole / "confusion.npz")) == ["personal"]  # no global model
 
 
 # where samples lie
@@ -298,12 +303,11 @@ def test_clients_without_tests_are_no_harm() -> None:
 # switched off, killed, old
 
 
-def test_recording_changes_no_result_and_can_be_switched_off() -> None:
-    run(small(), "on")
+def test_recording_changes_no_result_and_can_be_switched_off(whole: Path) -> None:
     run(small("record.enabled=false"), "off")
     new = ("drift", "margin", "margin_min")
-    on, off = final_state(Path("on")), final_state(Path("off"))
-    assert [{k: v for k, v in line.items() if k not in new} for line in lines(Path("on"))] == lines(Path("off"))
+    on, off = final_state(whole), final_state(Path("off"))
+    assert [{k: v for k, v in line.items() if k not in new} for line in lines(whole)] == lines(Path("off"))
     assert {k: v for k, v in on.items() if k != "rounds"} == {k: v for k, v in off.items() if k != "rounds"}
     assert not any(Path("off", name).exists() for name in FILES[:2])
     run(small("record.snapshots=0"), "few")
@@ -311,7 +315,7 @@ def test_recording_changes_no_result_and_can_be_switched_off() -> None:
 
 
 def test_killed_and_resumed_keeps_the_same_files() -> None:
-    overrides = ("rounds=14", "participation=0.7")
+    overrides = ("rounds=9", "participation=0.7")
     run(small(*overrides), "whole", checkpoint_seconds=0)
     process = start("cut", *overrides)
     assert wait_for(lambda: len(RunFolder(Path("cut")).rounds()) > 3, process)
@@ -325,8 +329,7 @@ def test_killed_and_resumed_keeps_the_same_files() -> None:
     assert not list(Path("cut").rglob(".*.partial"))
 
 
-def test_snapshots_of_rounds_that_do_not_count_are_cut() -> None:
-    run(small(), "whole")
+def test_snapshots_of_rounds_that_do_not_count_are_cut(whole: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         run(small(), "cut", watch=StopAfter(2, ZeroDivisionError))  # no checkpoint since the start
     assert arrays("cut/views.npz")["rounds"].tolist() == [1, 2]
@@ -335,7 +338,7 @@ def test_snapshots_of_rounds_that_do_not_count_are_cut() -> None:
     assert arrays("cut/views.npz")["rounds"].tolist() == [1]
     assert recorder.due == {1, 2, 3}
     run(plan, "cut", resume=True)
-    equal("whole/views.npz", "cut/views.npz")
+    equal(whole / "views.npz", "cut/views.npz")
 
 
 def test_damaged_views_cost_no_run() -> None:
@@ -351,10 +354,10 @@ def test_damaged_views_cost_no_run() -> None:
     assert arrays("out/views.npz")["rounds"].tolist()[-1] == 3
 
 
-def test_folders_without_these_files_still_load_and_go_on() -> None:
+def test_folders_without_these_files_still_load_and_go_on(whole: Path) -> None:
     """As a version before this one left them."""
     plan = small()
-    run(plan, "done")
+    shutil.copytree(whole, "done")
     with pytest.raises(ZeroDivisionError):
         run(plan, "half", watch=StopAfter(2, ZeroDivisionError), checkpoint_seconds=0)
     for folder in ("done", "half"):

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from command import protofed
 from protofed.cli.report import write
 from protofed.errors import UserError
 from protofed.report import html, paper
@@ -21,8 +21,7 @@ from written import views, write_run
 
 
 def report(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "protofed", "report", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return protofed("report", *words)
 
 
 def shown(*paths: Path) -> dict[str, Any]:

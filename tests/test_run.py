@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from protofed import Experiment, UserError, run
 from protofed.engines.wire import encode
@@ -52,6 +53,13 @@ def final_state(folder: Path) -> dict[str, str]:
     return hashes | {"summary": json.dumps(summary), "rounds": json.dumps(lines(folder))}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing happened to; to be copied before it is changed."""
+    return run(small(), tmp_path_factory.mktemp("whole") / "out").folder
+
+
+@pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_everything_a_reader_needs() -> None:
     result = run(small(), "out")
     names = {p.name for p in Path("out").iterdir()}
@@ -75,10 +83,10 @@ def test_a_run_leaves_everything_a_reader_needs() -> None:
     assert result.summary["accuracy_mean"] == pytest.approx(np.mean(accuracies))
     assert result.summary["accuracy_std"] == pytest.approx(np.std(accuracies))
     assert result.summary["accuracy_worst10"] == pytest.approx(min(accuracies))
-
-
-def test_fedproto_counts_what_the_paper_counts() -> None:
-    result = run(small(), "out")
+    for picture in ("partition.png", "accuracy.png", "clients.png"):
+        with Image.open(Path("out") / picture) as drawn:
+            assert min(drawn.size) > 300
+    # FedProto counts what the paper counts
     held = sum(len(client["classes"]) for client in result.clients)
     assert result.summary["params_up_per_round"] == held * 32
     assert result.summary["bytes_up"] == sum(line["bytes_up"] for line in result.rounds)
@@ -95,14 +103,20 @@ def test_fedavg_has_a_global_model_and_local_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(method: str) -> None:
-    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5")
+def test_the_same_seed_gives_the_same_bits_also_in_two_parts_and_another_seed_does_not(method: str) -> None:
+    threads = 2 if method in ("fedproto", "fesem") else 1
+    quick = {"creff": ["method.head_epochs=3", "method.steps=3"], "fedrep": ["method.head_epochs=2"]}.get(method, [])
+    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5", f"engine.threads={threads}", *quick)
     torch.manual_seed(1)
     run(plan, "a")
     torch.manual_seed(2)  # nobody else's random numbers matter
     np.random.seed(3)
     run(plan, "b")
     assert final_state(Path("a")) == final_state(Path("b"))
+    with pytest.raises(Interrupted, match="after round 2 of 3"):  # after the first: test_presets.py
+        run(plan, "cut", watch=StopAfter(2))
+    run(plan, "cut", resume=True)
+    assert final_state(Path("cut")) == final_state(Path("a"))
     run(dataclasses.replace(plan, seed=1), "c")
     one, other = final_state(Path("a")), final_state(Path("c"))
     both = [name for name in one if name.startswith("client ") and name in other]
@@ -179,17 +193,6 @@ class StopAfter(Watch):
             raise self.how
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop", [1, 2])
-def test_interrupted_and_resumed_equals_never_interrupted(method: str, stop: int) -> None:
-    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5")
-    run(plan, "whole")
-    with pytest.raises(Interrupted, match=f"after round {stop} of 3"):
-        run(plan, "cut", watch=StopAfter(stop))
-    run(plan, "cut", resume=True)
-    assert final_state(Path("cut")) == final_state(Path("whole"))
-
-
 def start(out: str, *overrides: str) -> "subprocess.Popen[str]":
     """A run in a process of its own that writes a checkpoint after every round."""
     code = (
@@ -209,19 +212,19 @@ def wait_for(condition: Any, process: "subprocess.Popen[str]", seconds: float = 
 
 
 def test_killed_at_any_moment_and_resumed_equals_never_killed() -> None:
-    overrides = ("rounds=30", "participation=0.7")
+    overrides = ("rounds=20", "participation=0.7")
     plan = small(*overrides)
     run(plan, "whole", checkpoint_seconds=0)
     folder = RunFolder(Path("cut"))
     kills = 0
-    for moment in (0.0, 0.013, 0.031, 0.057, 0.11):  # after the next round's line appears, so in the midst of writing
+    for moment in (0.0, 0.02, 0.07):  # after the next round's line appears, so in the midst of writing
         done = len(folder.rounds())
         process = start("cut", *overrides)
         if wait_for(lambda done=done: len(folder.rounds()) > done + 1, process):
             time.sleep(moment)
         process.kill()
         kills += process.wait() == -signal.SIGKILL
-    assert kills >= 3
+    assert kills >= 2
     run(plan, "cut", resume=True, checkpoint_seconds=0)
     assert final_state(Path("cut")) == final_state(Path("whole"))
     assert not list(Path("cut").rglob(".*.partial"))
@@ -263,15 +266,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so() -> None
     assert final_state(Path("cut")) == final_state(Path("whole"))
 
 
-def test_all_checkpoints_damaged_starts_over() -> None:
+def test_all_checkpoints_damaged_starts_over(whole: Path) -> None:
     plan = small()
-    run(plan, "whole")
     with pytest.raises(Interrupted):
         run(plan, "cut", watch=StopAfter(2), checkpoint_seconds=0)
     for checkpoint in RunFolder(Path("cut")).checkpoints():
         (checkpoint / "state.json").write_text("{")
     run(plan, "cut", resume=True)
-    assert final_state(Path("cut")) == final_state(Path("whole"))
+    assert final_state(Path("cut")) == final_state(whole)
 
 
 def test_only_the_last_checkpoints_are_kept() -> None:
@@ -279,8 +281,8 @@ def test_only_the_last_checkpoints_are_kept() -> None:
     assert [p.name for p in RunFolder(Path("out")).checkpoints()] == ["round-000005", "round-000004"]
 
 
-def test_a_folder_with_another_run_is_never_touched() -> None:
-    run(small(), "out")
+def test_a_folder_with_another_run_is_never_touched(whole: Path) -> None:
+    shutil.copytree(whole, "out")
     before = {p: p.stat().st_mtime_ns for p in Path("out").rglob("*")}
     with pytest.raises(UserError, match="already holds a finished run"):
         run(small(), "out")
@@ -296,9 +298,9 @@ def test_a_folder_with_another_run_is_never_touched() -> None:
     assert before == {p: p.stat().st_mtime_ns for p in Path("out").rglob("*")}
 
 
-def test_resuming_a_finished_run_gives_its_result() -> None:
-    first = run(small(), "out")
-    assert run(small(), "out", resume=True).summary == first.summary
+def test_resuming_a_finished_run_gives_its_result(whole: Path) -> None:
+    shutil.copytree(whole, "out")
+    assert run(small(), "out", resume=True).summary == json.loads((whole / "summary.json").read_text())
 
 
 def test_resuming_with_other_data_is_refused() -> None:
@@ -366,7 +368,7 @@ def small_disk(tmp_path: Path) -> Any:
 
 
 def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path) -> None:
-    plan = small("rounds=40", "clients=4")
+    plan = small("rounds=8", "clients=4")
     run(plan, "whole")
     out = small_disk / "out"
     with pytest.raises(Interrupted):
@@ -385,9 +387,8 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path) -> None:
     assert final_state(Path("moved")) == final_state(Path("whole"))
 
 
-def test_environment_says_what_the_run_was_made_with() -> None:
-    run(small(), "out")
-    said = json.loads(Path("out/environment.json").read_text())
+def test_environment_says_what_the_run_was_made_with(whole: Path) -> None:
+    said = json.loads((whole / "environment.json").read_text())
     assert said["torch"] == torch.__version__
     assert said["cpus"] == os.cpu_count()
 

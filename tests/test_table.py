@@ -5,12 +5,12 @@ import io
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command import protofed
 from protofed import Experiment, UserError, run
 from protofed.folder import RunFolder
 from protofed.report import paired, render
@@ -287,9 +287,7 @@ def test_the_command_on_real_runs() -> None:
         run(plan, f"runs/{method}")
 
     def table(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "protofed", "table", "runs", *words], capture_output=True, text=True, check=False
-        )
+        return protofed("table", "runs", *words)
 
     columns = "accuracy,accuracy@last10,worst10"
     done = table("--columns", columns, "--baseline", "local", "--out", "tables/t.tex")

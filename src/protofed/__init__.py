@@ -3,6 +3,7 @@
 from protofed.api import Federated, federate
 from protofed.errors import UserError
 from protofed.experiment import Experiment
+from protofed.joining import join
 from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
@@ -19,5 +20,6 @@ __all__ = [
     "UserError",
     "__version__",
     "federate",
+    "join",
     "run",
 ]

@@ -16,8 +16,6 @@ from protofed.data.own import Own, as_array, read_clients
 from protofed.data.partition import OneDomain
 from protofed.data.sources import Data, load
 from protofed.data.split import fingerprint
-from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment, ModelChoice
 from protofed.folder import RunFolder, new_folder
@@ -87,7 +85,7 @@ class Federated:
     def predict(self, x: Any, client: int | str = 0) -> list[Any]:
         """Labels of inputs (N, ...) by one client's model, judged as the method does: classifier or prototypes."""
         number = self.names.index(client) if isinstance(client, str) else client
-        method, engine = self._experiment.method, _reference(self._prepared)
+        method, engine = self._experiment.method, self._prepared.reference
         inputs = torch.from_numpy(as_array(x, "x"))
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
         down = deal(method.broadcast(self._state.server, torch.tensor([number])), 0)
@@ -109,7 +107,7 @@ class Federated:
 
     def _client(self, number: int) -> Client:
         kept = self._state.clients
-        return kept[number] if number in kept else _reference(self._prepared).client(self._experiment.method, number)
+        return kept[number] if number in kept else self._prepared.reference.client(self._experiment.method, number)
 
     def __repr__(self) -> str:
         many = f"{len(self.names)} clients, {len(self.labels)} classes"
@@ -251,11 +249,3 @@ def _about(modules: Sequence[Handed] | None, models: Any) -> list[str]:
     if any(isinstance(model, nn.Module) and not model.training for model in given):
         notes.append("a module is in evaluation mode; clients train it in training mode all the same.")
     return notes
-
-
-def _reference(prepared: Prepared) -> ReferenceEngine:
-    engine = prepared.engine
-    if isinstance(engine, StackedEngine):
-        return engine.reference
-    assert isinstance(engine, ReferenceEngine)
-    return engine

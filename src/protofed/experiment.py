@@ -35,14 +35,16 @@ def _device(name: str) -> str:
 class EngineChoice:
     """How clients are run (the [engine] section)."""
 
-    name: Literal["auto", "stacked", "reference"] = "auto"
+    name: Literal["auto", "stacked", "reference", "ray"] = "auto"
     """Clients of one model trained together (stacked), or one after another (reference); auto stacks on a GPU, and on a
-    CPU models of up to 200,000 parameters."""
+    CPU models of up to 200,000 parameters; ray spreads what auto does over the machines of a cluster."""
     chunk: Annotated[int, Ge(0)] = 0
     """Clients that are stacked at most; 0: all of a round."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads on the CPU: groups of stacked clients at a time, or torch's own threads; 0 takes all cores, or one of
-    torch's for small models."""
+    torch's for small models, or for each of ray's workers an eighth of a machine's cores."""
+    workers: Annotated[int, Ge(0), Le(4096)] = 0
+    """Processes that ray spreads clients over, each with a GPU or so many threads; 0: as many as there is room for."""
     ordered: bool = False
     """Add up what clients send in the order of their numbers, one by one: sums do not depend on groups and threads."""
     compile: Literal["auto", "always", "never"] = "auto"
@@ -86,6 +88,20 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Join:
+    """How those join who took no part in training (the [join] section)."""
+
+    steps: Annotated[int, Ge(1), Le(1_000_000)] = 100
+    """Training steps of each phase; training alone, which it is compared with, takes as many in all."""
+    shots: Annotated[int, Ge(0)] = 20
+    """Samples of each class that a newcomer trains on at most; 0: all."""
+    lam: list[Annotated[float, Ge(0)]] = field(default_factory=list)
+    """Weight of the pull towards the prototypes, for methods with a `lam`; empty: the method's own. Of several each
+    newcomer takes the one that is best on a quarter of its shots, held back to choose by; of equally good ones the
+    first."""
+
+
+@dataclass(frozen=True)
 class ModelChoice:
     """One architecture of the [model] section, with its fields."""
 
@@ -121,6 +137,8 @@ class Scalars:
     """Communication rounds."""
     clients: Annotated[int, Ge(1), Le(1_000_000)] = 20
     """How many there are."""
+    held_out_clients: Annotated[int, Ge(0)] = 0
+    """So many of them, drawn by the seed, take part in no round: they join after the last, as [join] says."""
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the clients that take part in a round, at least one, drawn anew each round."""
     local_epochs: Annotated[int, Ge(1)] = 1
@@ -145,6 +163,7 @@ class Experiment(Scalars):
     engine: EngineChoice = field(default_factory=EngineChoice)
     evaluate: Evaluate = field(default_factory=Evaluate)
     record: Record = field(default_factory=Record)
+    join: Join = field(default_factory=Join)
 
     @classmethod
     def load(cls, source: str | Path, *overrides: str) -> "Experiment":
@@ -179,6 +198,7 @@ class Experiment(Scalars):
             engine=EngineChoice(**schema.check("engine", EngineChoice, sections["engine"])),
             evaluate=Evaluate(**schema.check("evaluate", Evaluate, sections["evaluate"])),
             record=Record(**schema.check("record", Record, sections["record"])),
+            join=Join(**schema.check("join", Join, sections["join"])),
         ).checked()
 
     def checked(self) -> "Experiment":
@@ -186,6 +206,11 @@ class Experiment(Scalars):
         if len(self.model) > self.clients:
             raise UserError(
                 f"model.name lists {len(self.model)} models, but there are only clients = {self.clients}. List fewer."
+            )
+        if self.held_out_clients >= self.clients:
+            raise UserError(
+                f"held_out_clients = {self.held_out_clients} of clients = {self.clients} leaves nobody to train. "
+                "Hold out fewer."
             )
         return self
 
@@ -206,6 +231,7 @@ class Experiment(Scalars):
             "engine": _table({}, self.engine),
             "evaluate": _table({}, self.evaluate),
             "record": _table({}, self.record),
+            "join": _table({}, self.join),
         }
 
     def to_toml(self) -> str:
@@ -230,7 +256,7 @@ class Experiment(Scalars):
         return device
 
 
-SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate", "record")
+SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate", "record", "join")
 SHORT = ("method", "model", "data", "partition", "optimizer", "engine")  # "method=fedavg" is "method.name=fedavg"
 NAMED = ("method", "model", "partition")  # their keys depend on their name
 
@@ -274,6 +300,7 @@ def _nearest_key(key: str, sections: Mapping[str, Any]) -> str:
         "engine": EngineChoice,
         "evaluate": Evaluate,
         "record": Record,
+        "join": Join,
     }
     for section, kind in kinds.items():
         if kind is not None and key in schema.fields(kind):

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -102,8 +102,8 @@ def _keys(kind: Any) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def bar(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, for what takes more than two seconds."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    """A bar with the time left on a terminal, for what takes more than two seconds."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task, began = progress.add_task(label), time.monotonic()
 

@@ -13,6 +13,7 @@ from protofed.errors import UserError
 from protofed.experiment import Experiment, find
 from protofed.explain import explain as explain_experiment
 from protofed.explain import guidance
+from protofed.federation.export import export_shares
 from protofed.prepare import prepare_split
 from protofed.registry import find_method
 from protofed.report import bubbles
@@ -24,6 +25,7 @@ def partition(
     experiment: ExperimentName,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for partition.npz and partition.png.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Folder for each client's samples, client-000.npz ...")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Draw and describe who has what, without training.
@@ -44,6 +46,9 @@ def partition(
         if what != "hash":
             text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
             say(f"{what}: {text}")
+    if export:
+        export_shares(plan, domains, export)
+        say(f"samples of each client, and the server's test samples: {export}")
     say(f"hash: {split.hash}\nfile: {folder / 'partition.npz'}\npicture: {folder / 'partition.png'}")
 
 

@@ -17,6 +17,8 @@ class Domain:
     class_names: tuple[str, ...]
     ids: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Natural owners: a column name to one id per train sample and one per test sample."""
+    scale: tuple[np.ndarray, np.ndarray] | None = None
+    """Mean and deviation to normalise by, where the data is a part of something larger; else its own are taken."""
 
     @property
     def classes(self) -> int:

@@ -99,6 +99,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _read_npz(path: Path) -> Found:
     arrays = _arrays(path)
+    for name in ("x", "y"):  # without a test part, the short names do as well
+        if name in arrays and f"{name}_train" not in arrays:
+            arrays[f"{name}_train"] = arrays.pop(name)
     missing = [name for name in ("x_train", "y_train") if name not in arrays]
     if ("x_test" in arrays) != ("y_test" in arrays):
         missing.append("x_test" if "y_test" in arrays else "y_test")
@@ -117,6 +120,17 @@ def _read_npz(path: Path) -> Found:
             ids[name] = first, second
     names = arrays.get("class_names", np.array([], str))
     return Found(train, test, tuple(str(name) for name in names.astype(str).ravel()), ids)
+
+
+def read_scale(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and deviation to normalise by, where a file has both."""
+    arrays = _arrays(path)
+    if not {"mean", "std"} <= set(arrays):
+        return None
+    mean, std = arrays["mean"].astype(np.float32), arrays["std"].astype(np.float32)
+    if mean.shape != std.shape or not np.isfinite(mean).all() or not (std > 0).all():
+        raise UserError(f"{path}: mean and std must have one shape and be numbers, std above 0. Save them so.")
+    return mean, std
 
 
 def read_ids(path: Path, found: Found) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from protofed.data.domain import Domain
-from protofed.data.files import Found, Pair, kind_of, read, read_ids
+from protofed.data.files import Found, Pair, kind_of, read, read_ids, read_scale
 from protofed.data.hub import from_hub, from_torchvision
 from protofed.data.own import read_clients
 from protofed.errors import UserError, nearest
@@ -96,6 +97,27 @@ def _own(name: str, data: Data) -> list[Domain]:
     return read_clients(given if several else {name: given}, test_fraction=data.test_fraction, seed=FIXED).domains
 
 
+def load_own(source: str, data: Data, classes: Sequence[str], data_dir: Path | None = None) -> Domain:
+    """One client's own data, its labels as numbers of these classes: by name where it has names, else as they are."""
+    domain = _load(source, replace(data, ids=""), data_root(data_dir), names=tuple(classes))
+    unknown = [name for name in domain.class_names if name not in classes]
+    if unknown:
+        raise UserError(f"--data {source} has the class {unknown[0]!r}, which is none of {', '.join(classes)}.")
+    order = np.array([list(classes).index(name) for name in domain.class_names], np.int64)
+    return replace(
+        domain, y_train=order[domain.y_train], y_test=order[domain.y_test], class_names=tuple(classes),
+        scale=_find_scale(source, data_root(data_dir)),
+    )  # fmt: skip
+
+
+def _find_scale(source: str, root: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """What to normalise by, where the file says it."""
+    if source in BUILT_IN or source.startswith(("hf:", "torchvision:")):
+        return None
+    path = _find(source, root)
+    return read_scale(path) if kind_of(path) == "npz" else None
+
+
 def available(data_dir: Path | None) -> list[dict[str, str]]:
     """The built-in sets and what lies in the data folder, as name, kind and path; nothing is loaded."""
     rows = [{"name": name, "kind": "built in", "path": ""} for name in BUILT_IN]
@@ -116,7 +138,8 @@ def data_root(data_dir: Path | None) -> Path:
     return data_dir or Path(os.environ.get("PROTOFED_DATA") or "data")
 
 
-def _load(name: str, data: Data, root: Path) -> Domain:
+def _load(name: str, data: Data, root: Path, names: tuple[str, ...] = ()) -> Domain:
+    """`names` are those of the classes, where the source has none of its own."""
     rng = np.random.default_rng(FIXED)  # a test part that has to be held back belongs to the data set, not to a run
     where = name
     if name.startswith(MEMORY):
@@ -136,9 +159,22 @@ def _load(name: str, data: Data, root: Path) -> Domain:
         path = _find(name, root)
         where = str(path)
         found = from_hub(where, root, data.size) if kind_of(path) == "hub" else read(path, data.size)
+    if names and not found.class_names:
+        _refuse_unknown(found, names, where)
+        found = replace(found, class_names=names)
     if data.ids:
         found = replace(found, ids=read_ids(_find(data.ids, root), found))
     return _domain(name, where, found, data, rng)
+
+
+def _refuse_unknown(found: Found, names: tuple[str, ...], where: str) -> None:
+    """Labels without names are numbers of the classes."""
+    for y in (pair[1] for pair in (found.train, found.test) if pair is not None and len(pair[1])):
+        if y.dtype.kind in "biu" and not 0 <= int(y.min()) <= int(y.max()) < len(names):
+            raise UserError(
+                f"{where} has labels from {y.min()} to {y.max()}, but there are {len(names)} classes: 0 to "
+                f"{len(names) - 1}. Number them so, or save class_names."
+            )
 
 
 def _digits() -> Found:

@@ -17,7 +17,7 @@ from protofed.engines.clock import Clock
 from protofed.engines.stacks import stack
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
-from protofed.method import Client, Method, Params, Spec, Tree
+from protofed.method import Client, Mean, Method, Params, Spec, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
 from protofed.models.layers import matrix_convs, plain_pools
@@ -86,6 +86,10 @@ class ReferenceEngine:
         params, buffers = self._here(state(module))
         classes, clients, largest = self.federation.classes, self.federation.clients, int(self.federation.counts.max())
         return Spec(name, classes, module.dim, params, buffers, seed, clients, largest), module
+
+    def spec_of(self, build: Build, shape: tuple[int, ...], name: str) -> Spec:
+        """The common start of a model that none of these clients need have."""
+        return self._build(name, build, shape, random.seed(self.seed, "init", "common"))[0]
 
     def _refuse_lonely_samples(self) -> None:
         """BatchNorm cannot train on a batch of one sample whose map is one pixel."""
@@ -203,28 +207,38 @@ class ReferenceEngine:
     def counts(self, cohort: Sequence[int]) -> Tensor:
         return self.federation.counts[list(cohort)].cpu()
 
+    def samples(self, cohort: Sequence[int]) -> list[int]:
+        return [int(n) for n in self.counts(cohort).sum(1)]
+
+    def update(self, method: Method, number: int, mine: Tree, round: int) -> local.Update:
+        """One client's whole round, from what the server dealt to it."""
+        return local.local_update(
+            method,
+            self._models[self.architectures[number]],
+            self.optimizer,
+            self.client(method, number),
+            self.federation.local(number, round),
+            lambda epoch: self.federation.epoch(number, round, epoch),
+            mine,
+            self.optimizer.rate(round),
+            self.local_epochs,
+            self.rounding,
+            self.clock.part,
+        )
+
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         if not any(self.federation.used(number) for number in cohort):
             return nobody(cohort)
+        return self.share(method, server, cohort, round)
+
+    def share(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        """Local training of these clients, of whom some, or others of their round, have data."""
         down = method.broadcast(server, self._ids(cohort))
-        lr = self.optimizer.rate(round)
         updates: list[local.Update] = []
         sent = received = Size(0, 0)
         for row, number in enumerate(cohort):
             mine = deal(down, row)
-            update = local.local_update(
-                method,
-                self._models[self.architectures[number]],
-                self.optimizer,
-                self.client(method, number),
-                self.federation.local(number, round),
-                lambda epoch, number=number: self.federation.epoch(number, round, epoch),  # type: ignore[misc]
-                mine,
-                lr,
-                self.local_epochs,
-                self.rounding,
-                self.clock.part,
-            )
+            update = self.update(method, number, mine, round)
             updates.append(update)
             sent = sent + measure(update.up)
             received = received + measure(mine)
@@ -238,30 +252,33 @@ class ReferenceEngine:
         )
 
     def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
-        phases = method.last_phases()
         down = method.broadcast(server, self._ids(cohort))
         finished, losses, received = {}, [], Size(0, 0)
         for row, number in enumerate(cohort):
-            model, mine = self._models[self.architectures[number]], deal(down, row)
-            data = self.federation.local(number, round)
-            client = method.last_receive(model, self.client(method, number), data, mine)
+            mine = deal(down, row)
             received = received + measure(mine)
-            finished[number], loss, _ = local.train(
-                method,
-                model,
-                self.optimizer,
-                phases,
-                client,
-                lambda epoch, number=number: self.federation.epoch(number, round, epoch),  # type: ignore[misc]
-                mine,
-                data.key,
-                self.optimizer.rate(round),
-                self.local_epochs,
-                self.rounding,
-            )
+            finished[number], loss = self.last(method, number, mine, round)
             losses.append(loss)
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
         return Trained({}, finished, stack(losses), finite, Size(0, 0), received)
+
+    def last(self, method: Method, number: int, mine: Tree, round: int) -> tuple[Client, Mean]:
+        """One client's last phases, from what the server dealt to it."""
+        model, data = self._models[self.architectures[number]], self.federation.local(number, round)
+        client, loss, _ = local.train(
+            method,
+            model,
+            self.optimizer,
+            method.last_phases(),
+            method.last_receive(model, self.client(method, number), data, mine),
+            lambda epoch: self.federation.epoch(number, round, epoch),
+            mine,
+            data.key,
+            self.optimizer.rate(round),
+            self.local_epochs,
+            self.rounding,
+        )
+        return client, loss
 
     def labels(self, number: int, part: str) -> Tensor:
         samples, rows = self._part(number, part)
@@ -290,12 +307,16 @@ class ReferenceEngine:
             client = method.global_client(server) if who == "global" else self.client(method, number)
             if client is None:
                 raise ValueError(f"{type(method).__name__} has no global model")
-            samples = self.federation.test(number, on)
-            if on == "global":
-                samples = self.federation.global_test(self.federation.domain(number))
-            own = self.federation.counts[number] > 0
-            tallies.append(self._count(method, number, client, samples, deal(down, row), own, confusion))
+            tallies.append(self.tested(method, number, client, deal(down, row), on, confusion))
         return tallies
+
+    def tested(self, method: Method, number: int, client: Client, mine: Tree, on: str, confusion: str = "") -> Tally:
+        """Counts of one client, or of the global model in its place, with what the server dealt to it."""
+        samples = self.federation.test(number, on)
+        if on == "global":
+            samples = self.federation.global_test(self.federation.domain(number))
+        own = self.federation.counts[number] > 0
+        return self._count(method, number, client, samples, mine, own, confusion)
 
     def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)

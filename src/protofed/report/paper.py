@@ -18,9 +18,9 @@ from matplotlib.ticker import MaxNLocator
 
 from protofed.atomic import write_atomically
 from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten
+from protofed.report.style import LINES
 
 FORMATS = ("png", "svg", "pdf")
-DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 2, 1, 2))}
 SYMBOLS = {"circle": "o", "diamond": "D", "star": "*", "square": "s"}
 PLAIN = LinearSegmentedColormap.from_list("plain", ["#f7fafc", "#6aaed6", "#08477f"])
 TWO = LinearSegmentedColormap.from_list("two", ["#b4500a", "#f7f7f7", "#0a5a9c"])
@@ -128,7 +128,7 @@ def put(mark: Any, axes: Axes, ends: dict[Any, float]) -> None:
 @put.register
 def _(mark: Line, axes: Axes, ends: dict[Any, float]) -> None:
     y = np.array(mark.y, dtype=float)
-    axes.plot(mark.x, y, color=mark.colour, ls=DASHES[mark.dash], marker="o" if len(y) == 1 else None, ms=4)
+    axes.plot(mark.x, y, color=mark.colour, ls=LINES[mark.dash], marker="o" if len(y) == 1 else None, ms=4)
     if mark.low is not None and mark.high is not None:
         low, high = np.array(mark.low, dtype=float), np.array(mark.high, dtype=float)
         axes.fill_between(mark.x, low, high, color=mark.colour, alpha=0.18, lw=0)
@@ -212,7 +212,7 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
 def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> None:
     """Methods, where a panel has several, and what other colours mean."""
     lines = [m for panel in panels if panel.label is None for m in panel.plots[key].marks if isinstance(m, Line)]
-    marks = {m.name: Line2D([], [], color=m.colour, ls=DASHES[m.dash], label=m.name) for m in lines}
+    marks = {m.name: Line2D([], [], color=m.colour, ls=LINES[m.dash], label=m.name) for m in lines}
     for text, colour, symbol in some.key:
         marks[text] = Line2D([], [], ls="", marker=SYMBOLS[symbol], color=colour or "#555555", ms=5, label=text)
     if len(marks) > 1:

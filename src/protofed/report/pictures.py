@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from protofed.atomic import write_atomically
+from protofed.report.style import LINES, looks
 
 COLOURS = ("#1f6fb4", "#d9622b", "#2a9d5c", "#8a4fb0", "#c23b4a", "#6b6b6b", "#b8a11c", "#19a7b5", "#7a5230", "#e377c2")
 MOST_BARS = 300  # with more, the gaps between them are thinner than a pixel, and each takes its time
@@ -52,7 +53,7 @@ def clients(records: Sequence[Mapping[str, Any]], method: str, path: Path) -> No
 def curves(series: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, key: str = "accuracy_mean") -> None:
     """Several methods in one picture, each with the band of its seeds."""
     figure, axes = _canvas("Clients on their own test sets", "round", "mean accuracy, %")
-    for colour, (method, runs) in zip(COLOURS * 10, series.items(), strict=False):
+    for look, (method, runs) in zip(looks(len(series)), series.items(), strict=True):
         by_round: dict[int, list[float]] = {}
         for lines in runs:
             for line in lines:
@@ -61,8 +62,9 @@ def curves(series: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Pa
         x = sorted(by_round)
         mean = np.array([np.mean(by_round[r]) for r in x])
         low, high = (np.array([pick(by_round[r]) for r in x]) for pick in (min, max))
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
-        axes.plot(x, mean, color=colour, lw=2, label=method, marker="o" if len(x) < 3 else "")
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
+        kind: dict[str, Any] = {"color": look.colour, "ls": LINES[look.dash], "marker": "o" if len(x) < 3 else ""}
+        axes.plot(x, mean, lw=2, label=method, **kind)
     axes.legend(frameon=False, loc="lower right")
     save(figure, path)
 

@@ -19,8 +19,9 @@
     line.dataset.state = lost ? "lost" : !live.runs ? "waiting" : live.left ? "live" : "finished";
   }
 
-  /** New data, without closing what a reader has opened. */
+  /** New data, without closing what a reader has opened or taking away what is held. */
   async function show(data) {
+    await untouched();
     const open = [...document.querySelectorAll("details[open] > summary")].map((node) => node.textContent);
     live = data.live;
     const drawn = update(data);

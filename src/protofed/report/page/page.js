@@ -2,7 +2,7 @@
 "use strict";
 
 const state = { data: null, hidden: new Set(), chosen: {}, theme: null, printing: false, turn: 0 };
-const SYMBOLS = { circle: "●", diamond: "◆", star: "★", square: "■", line: "▬" };
+const SYMBOLS = { circle: "●", diamond: "◆", star: "★", square: "■" };
 const DASHES = { solid: "", dash: "5 3", dot: "2 2", dashdot: "6 2 2 2" };
 const SCALES = {
   light: { plain: [[0, "#f7fafc"], [0.5, "#6aaed6"], [1, "#08477f"]], two: [[0, "#b4500a"], [0.5, "#f7f7f7"], [1, "#0a5a9c"]] },
@@ -25,14 +25,40 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const isDark = () => !state.printing && document.documentElement.dataset.theme === "dark";
 const shade = (colour) => (isDark() && state.data.dark[colour]) || colour;
 
+// ---- a hand on the page ----
+
+const SETTLED = 400; // milliseconds after a pointer is let go: plotly has then zoomed, or seen a double click
+const hand = { on: null, timer: null, waiting: [] };
+
+function letGo() {
+  if (!hand.on) return;
+  hand.timer ??= setTimeout(() => {
+    hand.on = hand.timer = null;
+    for (const go of hand.waiting.splice(0)) go();
+  }, SETTLED);
+}
+
+/** Wait while a pointer is down on what matches: a drag that meets new data would be lost. */
+async function untouched(where = "*") {
+  while (hand.on?.closest?.(where)) await new Promise((go) => hand.waiting.push(go));
+}
+
+addEventListener("pointerdown", (event) => {
+  clearTimeout(hand.timer);
+  Object.assign(hand, { on: event.target, timer: null });
+}, true);
+addEventListener("pointermove", (event) => event.buttons || letGo(), true); // let go where nobody saw it
+for (const end of ["pointerup", "pointercancel"]) addEventListener(end, letGo, true);
+addEventListener("blur", letGo);
+
 // ---- what is shown before and after the figures ----
 
-function swatch(method) {
+function swatch(method, colour = shade(method.colour)) {
   const name = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(name, "svg");
   svg.setAttribute("viewBox", "0 0 22 10");
   const line = document.createElementNS(name, "line");
-  const look = { x1: 1, y1: 5, x2: 21, y2: 5, "stroke-width": 3.5, stroke: shade(method.colour), "stroke-dasharray": DASHES[method.dash] };
+  const look = { x1: 1, y1: 5, x2: 21, y2: 5, "stroke-width": 3.5, stroke: colour, "stroke-dasharray": DASHES[method.dash] };
   for (const [key, value] of Object.entries(look)) line.setAttribute(key, value);
   svg.append(line);
   return svg;
@@ -83,17 +109,22 @@ function titled(column) {
   return column.about ? make("abbr", { title: column.about }, column.title) : column.title;
 }
 
+/** A number and its deviation, which may go below it where there is little room. */
+function spread(text) {
+  return text.split(/ (?=±)/).flatMap((part, i) => [i ? " " : "", make("span", { class: "part" }, part)]);
+}
+
 function showSummary(data) {
   const table = data.summary;
   const head = make("tr", {}, make("th", {}, "method"), ...table.columns.map((column) => make("th", {}, titled(column))));
   const rows = table.rows.map((row) =>
     make("tr", { "data-label": row.label },
       make("td", {}, make("span", { class: "name" }, row.label), make("span", { class: "about" }, row.about)),
-      ...row.cells.map((cell) => make("td", { class: ["", "best", "second"][cell.place] }, cell.text))));
+      ...row.cells.map((cell) => make("td", { class: ["", "best", "second"][cell.place] }, ...spread(cell.text)))));
   const ranked = table.rows.some((row) => row.cells.some((cell) => cell.place));
   return section("summary", "Summary",
     data.headline ? make("p", { class: "headline" }, data.headline) : null,
-    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))),
+    make("div", { class: "scroll" }, make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows))),
     make("p", { class: "notes" }, "Accuracies in %, mean ± standard deviation over seeds." + (ranked ? " Bold: best; underlined: second best of three or more." : "") + " Underdotted titles explain themselves when pointed at."));
 }
 
@@ -179,7 +210,7 @@ function refreshControls(figure) {
 }
 
 const current = (id) => state.data.figures.find((figure) => figure.id === id);
-const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((panel) => [panel.title, panel.label, panel.wide, panel.height]), figure.missing, figure.key, figure.table, figure.caption, figure.notes]);
+const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((panel) => [panel.title, panel.label, panel.wide]), figure.missing, figure.key, figure.table.length > 0]);
 
 function figureNode(figure) {
   if (figure.missing) return section(figure.id, figure.title, make("p", { class: "missing" }, figure.missing));
@@ -191,11 +222,29 @@ function figureNode(figure) {
   return section(figure.id, figure.title,
     make("p", { class: "caption" }, figure.caption),
     figure.controls.length ? make("div", { class: "controls" }, ...figure.controls.map((control) => controlNode(figure, control))) : null,
-    make("ul", { class: "key legend" }, ...legend.map((method) => make("li", {}, make("span", { "data-colour": method.colour }, SYMBOLS.line), method.label))),
+    make("ul", { class: "key legend" }, ...legend.map((method) => make("li", {}, swatch(method, method.colour), method.label))),
     make("div", { class: grid }, ...panels),
     keys.length ? make("ul", { class: "key" }, ...keys) : null,
     figure.table.length ? numberTable(figure.table) : null,
     make("ul", { class: "notes" }, ...figure.notes.map((note) => make("li", {}, note))));
+}
+
+/** The figure's node with new texts, or a new one with the plots it had: what a reader zoomed into stays. */
+function renewed(figure, old) {
+  const node = byId(figure.id);
+  if (shape(old) === shape(figure)) {
+    if (figure.missing) return node;
+    node.querySelector(".caption").textContent = figure.caption;
+    node.querySelector("ul.notes").replaceChildren(...figure.notes.map((note) => make("li", {}, note)));
+    if (figure.table.length) node.querySelector(":scope > .scroll").replaceWith(numberTable(figure.table));
+    return node;
+  }
+  const fresh = figureNode(figure), box = (where, index) => where.querySelector(`[data-panel="${index}"] .plot`);
+  figure.panels.forEach((panel, index) => {
+    const before = old.panels.findIndex((other) => other.title === panel.title && other.label === panel.label);
+    if (before >= 0) box(fresh, index).replaceWith(box(node, before));
+  });
+  return fresh;
 }
 
 function numberTable([head, ...rows]) {
@@ -291,6 +340,7 @@ async function draw(only = null) {
   };
   const order = jobs.map((job) => [away(job), job]).sort((a, b) => a[0] - b[0]);
   for (const [, job] of order) {
+    await untouched(".plot");
     if (turn !== state.turn) return;
     await drawPanel(job.figure, job.index);
     state.due.delete(`${job.figure.id}/${job.index}`);
@@ -320,7 +370,7 @@ function update(data) {
   const nodes = data.methods.length ? [showSummary(data), showSettings(data)] : [];
   for (const figure of data.figures) {
     const old = before?.figures.find((other) => other.id === figure.id);
-    nodes.push(old && shape(old) === shape(figure) ? byId(figure.id) : figureNode(figure));
+    nodes.push(old ? renewed(figure, old) : figureNode(figure));
   }
   if (data.methods.length) nodes.push(showEnvironments(data));
   byId("main").replaceChildren(...nodes);
