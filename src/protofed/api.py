@@ -1,6 +1,8 @@
 """One call for one's own models and data: `federate(models, clients)`."""
 
 import hashlib
+import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +18,9 @@ from protofed.data.own import Own, as_array, read_clients
 from protofed.data.partition import OneDomain
 from protofed.data.sources import Data, load
 from protofed.data.split import fingerprint
-from protofed.errors import UserError
+from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment, ModelChoice
+from protofed.export import check_out, export, of_prepared
 from protofed.folder import RunFolder, new_folder
 from protofed.importing import MEMORY, path_of
 from protofed.method import Client, Method
@@ -28,7 +31,10 @@ from protofed.ops.trees import deal
 from protofed.prepare import Prepared, prepare
 from protofed.results import Watch
 from protofed.run import run
+from protofed.saved import Saved
 
+USUAL = 0.001  # adam's step size
+FEW = 50  # steps of a client, below which training has hardly begun
 OWN = ("model", "data", "partition", "clients", "method", "rounds", "seed")  # settings that are arguments here
 
 
@@ -54,8 +60,9 @@ class Federated:
 
     @property
     def accuracy(self) -> float:
-        """Of the clients' own models on their own test data, on average."""
-        return float(self.metrics["accuracy_mean"])
+        """Of the clients' own models on their own test data, on average; NaN where nobody has test data."""
+        found = self.metrics["accuracy_mean"]
+        return math.nan if found is None else float(found)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -84,9 +91,14 @@ class Federated:
 
     def predict(self, x: Any, client: int | str = 0) -> list[Any]:
         """Labels of inputs (N, ...) by one client's model, judged as the method does: classifier or prototypes."""
-        number = self.names.index(client) if isinstance(client, str) else client
+        number = self._number(client)
         method, engine = self._experiment.method, self._prepared.reference
-        inputs = torch.from_numpy(as_array(x, "x"))
+        inputs, shape = torch.from_numpy(as_array(x, "x")), self._prepared.domains[number].shape
+        if inputs.shape[1:] != shape:
+            raise UserError(
+                f"x has shape {tuple(inputs.shape)}, but {self.names[number]} was trained on (samples, "
+                f"{', '.join(map(str, shape))}). Give such a batch; of one sample, x[None]."
+            )
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
         down = deal(method.broadcast(self._state.server, torch.tensor([number])), 0)
         with torch.no_grad():
@@ -96,13 +108,30 @@ class Federated:
             scores = scores.masked_fill(engine.counts([number])[0] == 0, -torch.inf)
         return [self.labels[place] for place in scores.argmax(1).tolist()]
 
+    def export(
+        self, out: str | Path, client: int | str = 0, *, onnx: bool = True, quantile: float = 0.95
+    ) -> dict[str, Any]:
+        """Write a client's model (or the "global" one) into a new folder, as `protofed export` does; returns what its
+        about.json says."""
+        check_out(Path(out), onnx)
+        found = Saved(RunFolder(self.folder), self._experiment, self._state, ())
+        who = client if client == "global" else self._number(client)
+        subject, _ = of_prepared(found, self._prepared, who)
+        return export(subject, Path(out), onnx=onnx, quantile=quantile)
+
+    def _number(self, client: int | str) -> int:
+        """A client by its number or name."""
+        found = self.names.index(client) if client in self.names else client
+        if not isinstance(found, int) or not 0 <= found < len(self.names):
+            raise UserError(f"there is no client {client!r}. {nearest(str(client), self.names)}")
+        return found
+
     def _embedded(self, inputs: Tensor, number: int) -> Tensor:
         """What is trained behind a frozen encoder is given its embeddings."""
         whole = self._prepared.module(number)
         if not isinstance(whole, Adapted) or not whole.frozen:
             return inputs
-        whole.body.project = None
-        embeddings: Tensor = whole.body.eval()(inputs)
+        embeddings: Tensor = whole.encoder()(inputs)
         return embeddings
 
     def _client(self, number: int) -> Client:
@@ -111,7 +140,8 @@ class Federated:
 
     def __repr__(self) -> str:
         many = f"{len(self.names)} clients, {len(self.labels)} classes"
-        return f"<{self.metrics['method']}: {many}, accuracy {self.accuracy:.1%}, in {self.folder}>"
+        accuracy = "no test data" if math.isnan(self.accuracy) else f"accuracy {self.accuracy:.1%}"
+        return f"<{self.metrics['method']}: {many}, {accuracy}, in {self.folder}>"
 
 
 def federate(
@@ -166,14 +196,18 @@ def federate(
     for key in OWN:
         if key in raw:
             raise UserError(f"settings has {key!r}, which is an argument of federate itself. Give it there.")
-    experiment = Experiment.from_dict(
-        {
-            "rounds": rounds, "clients": len(own.domains), "seed": seed, "batch_size": batch_size,
-            "local_epochs": epochs, "device": device, **raw,
-            "optimizer": _optimizer(optimizer, lr), "evaluate": _evaluate(own.domains, raw.get("evaluate", {})),
-            "method": {"name": method, **options} if isinstance(method, str) else "fedproto",
-        }
-    )  # fmt: skip
+    try:
+        experiment = Experiment.from_dict(
+            {
+                "rounds": rounds, "clients": len(own.domains), "seed": seed, "batch_size": batch_size,
+                "local_epochs": epochs, "device": device, **raw,
+                "optimizer": _optimizer(optimizer, lr), "evaluate": _evaluate(own.domains, raw.get("evaluate", {})),
+                "method": {"name": method, **options} if isinstance(method, str) else "fedproto",
+            }
+        )  # fmt: skip
+    except UserError:
+        _refuse_slips(options)
+        raise
     experiment = replace(experiment, model=choices, data=data, partition=OneDomain())
     if not isinstance(method, str):
         experiment = replace(experiment, method=_method(method, options))
@@ -181,7 +215,7 @@ def federate(
     folder = RunFolder(Path(out) if out is not None else new_folder(name, resume))
     folder.check(experiment, resume)
     prepared = prepare(experiment, domains=own.domains, modules=modules, tell=watch.note)
-    notes = [*own.notes, *_about(modules, models), *prepared.notes]
+    notes = [*own.notes, *_about(modules, models), *prepared.notes, *_steps(experiment, prepared)]
     done = run(experiment, folder.path, resume=resume, watch=watch, prepared=prepared._replace(notes=tuple(notes)))
     return Federated(experiment, prepared, RunFolder(done.folder), own.labels)
 
@@ -216,6 +250,27 @@ def _models(models: Any, clients: int, how: Adapt) -> tuple[tuple[ModelChoice, .
     return tuple(ModelChoice(name, options) for name in kept), modules
 
 
+def _refuse_slips(options: Mapping[str, Any]) -> None:
+    """An argument of federate that is misspelt would pass for a field of the method."""
+    known = [p.name for p in inspect.signature(federate).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for key in options:
+        for name in known:
+            if key != name and key.rstrip("s") == name.rstrip("s"):
+                raise UserError(f"federate has no argument {key!r}. Did you mean {name!r}?")
+
+
+def _steps(experiment: Experiment, prepared: Prepared) -> list[str]:
+    """Whether clients take so few steps that nothing can be expected of it."""
+    data, passes = prepared.reference.federation, experiment.rounds * experiment.local_epochs
+    steps = sorted(passes * -(-data.used(client) // experiment.batch_size) for client in range(data.clients))
+    middle = steps[len(steps) // 2]
+    if middle >= FEW or experiment.optimizer.lr > USUAL:
+        return []
+    return [
+        f"a client takes {middle} training steps in all, which is few: more rounds or epochs, or a larger lr, help."
+    ]
+
+
 def _method(method: Any, options: Mapping[str, Any]) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         return method(**options)
@@ -231,7 +286,7 @@ def _optimizer(optimizer: Any, lr: float | None) -> dict[str, Any]:
         keys: dict[str, Any] = vars(optimizer)
     else:
         keys = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer)
-    usual = {} if "lr" in keys or keys.get("name", "sgd") != "adam" else {"lr": 0.001}
+    usual = {} if "lr" in keys or keys.get("name", "sgd") != "adam" else {"lr": USUAL}
     return usual | keys | ({} if lr is None else {"lr": float(lr)})
 
 

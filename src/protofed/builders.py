@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
@@ -30,23 +31,33 @@ class Shown:
     federation: Federation
     client: int
     own_weights: bool = False
+    name: str = ""  # of the client, where it has one
 
     def __call__(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        samples = self.federation.train(self.client).x[:SAMPLES].cpu()
+        samples = _telling(self.federation.train(self.client).x).cpu()
         try:
             module: nn.Module = self.build(self.federation.shape(self.client), classes, samples)
         except UserError as error:
-            raise UserError(f"client {self.client}: {error}") from None
+            raise UserError(f"{self.name or f'client {self.client}'}: {error}") from None
         return module
 
 
+def _telling(x: Tensor) -> Tensor:
+    """A few samples; of tokens also those with the highest and the lowest, which an embedding must have."""
+    if x.is_floating_point() or not x.numel():
+        return x[:SAMPLES]
+    flat = x.flatten(1)
+    return torch.cat([x[:SAMPLES], x[[int(flat.amax(1).argmax()), int(flat.amin(1).argmin())]]])
+
+
 def builders_of(
-    experiment: Experiment, federation: Federation, modules: Sequence[Handed] | None
+    experiment: Experiment, federation: Federation, modules: Sequence[Handed] | None, names: Sequence[str] = ()
 ) -> tuple[Builder, ...]:
     """Per client the name of its model, and how to build it: as handed in, or as the experiment says."""
     if modules is not None:
         return tuple(
-            (one.label, Shown(one.build, federation, number, one.own_weights)) for number, one in enumerate(modules)
+            (one.label, Shown(one.build, federation, number, one.own_weights, names[number]))
+            for number, one in enumerate(modules)
         )
     choices = [experiment.model_of(client) for client in range(experiment.clients)]
     return tuple(

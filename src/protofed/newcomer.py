@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from protofed import local
+from protofed.builders import Builder, Shown
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
 from protofed.data.scaling import Scaler
@@ -70,7 +71,10 @@ def engine_of(
         device=experiment.torch_device(),
         scales=scales,
     )
-    builders = [(choice.label, choice) for choice in choices]
+    builders: list[Builder] = [
+        (choice.label, choice if choice.known else Shown(choice, federation, number))
+        for number, choice in enumerate(choices)
+    ]
     return ReferenceEngine(federation, builders, experiment.optimizer, seed=seed, local_epochs=1, init=init)
 
 

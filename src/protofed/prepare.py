@@ -96,14 +96,14 @@ def prepare(
     given = domains
     device = experiment.torch_device()
     domains, split = prepare_split(experiment, data_dir, domains)
-    federation = _federation(experiment, domains, split, experiment.data.normalize)
-    builders = builders_of(experiment, federation, modules)
+    federation = federation_of(experiment, domains, split)
+    builders = builders_of(experiment, federation, modules, [domains[int(d)].name for d in split.domain])
     trained = builders
     notes: tuple[str, ...] = ()
     if any(isinstance(build, Shown) for _, build in builders):
         trained, notes, embeddings = behind_frozen(experiment, federation, domains, split, builders, tell)
         if embeddings is not None:
-            federation = _federation(experiment, *embeddings, "none")
+            federation = federation_of(experiment, *embeddings, "none")
     reference = ReferenceEngine(
         federation,
         trained,
@@ -187,14 +187,17 @@ def _data(split: Split) -> str:
     return f"{split.hash} {split.fingerprint}"
 
 
-def _federation(experiment: Experiment, domains: list[Domain], split: Split, normalize: str) -> Federation:
+def federation_of(
+    experiment: Experiment, domains: list[Domain], split: Split, normalize: str | None = None
+) -> Federation:
+    """Everybody's samples, normalised as the experiment says or otherwise."""
     return Federation(
         domains,
         split,
         seed=experiment.seed,
         batch_size=experiment.batch_size,
         drop_last=experiment.drop_last,
-        normalize=normalize,
+        normalize=normalize or experiment.data.normalize,
         augmentations=experiment.data.augment,
         device=experiment.torch_device(),
     )

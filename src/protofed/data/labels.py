@@ -54,7 +54,10 @@ def known_classes(found: Mapping[str, Sequence[Any]], labels: Sequence[Any] | No
         if len(set(classes)) < len(classes):
             raise UserError("labels names a class twice. Name each once.")
         return classes
-    kinds = {isinstance(value, str): (name, value) for name, values in found.items() for value in values}
+    kinds: dict[bool, tuple[str, Any]] = {}
+    for name, some in found.items():
+        for value in some:
+            kinds.setdefault(isinstance(value, str), (name, value))
     if len(kinds) > 1:
         (one, text), (other, number) = kinds[True], kinds[False]
         raise UserError(

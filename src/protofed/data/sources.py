@@ -145,7 +145,7 @@ def _load(name: str, data: Data, root: Path, names: tuple[str, ...] = ()) -> Dom
     if name.startswith(MEMORY):
         raise UserError(
             "the data of this run was handed in by a script, and is not kept with it. Hand it in again, as in "
-            "federate(models, clients, out=..., resume=True)."
+            "result = federate(models, clients, out=..., resume=True); result.export(DIR, client=0) exports a model."
         )
     if name == "digits":
         found = _digits()
@@ -280,8 +280,8 @@ def _labels(y: np.ndarray, where: str) -> np.ndarray:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "biu":
         raise UserError(
-            f"{where}: labels must be one whole number per sample, got {y.dtype} of shape {y.shape}. "
-            "Save them as an integer array (N,)."
+            f"{where}: labels must be one whole number (or text) per sample, got {y.dtype} of shape {y.shape}. "
+            "Save them as an array (N,) of one kind."
         )
     return y.astype(np.int64)
 

@@ -99,9 +99,11 @@ class ReferenceEngine:
                 continue
             for client in members:
                 if self.federation.smallest_batch(client) == 1:
+                    remedy = "Use drop_last = true (settings={'drop_last': True}), or another batch_size."
+                    remedy = "Leave it out." if self.federation.used(client) == 1 else remedy
                     raise UserError(
                         f"batch_size = {self.federation.batch_size} leaves client {client} a batch of one sample, on "
-                        f"which {name} (BatchNorm) cannot train. Use drop_last = true, or another batch_size."
+                        f"which {name} (BatchNorm) cannot train. {remedy}"
                     )
 
     def specs(self) -> list[Spec]:
@@ -110,6 +112,10 @@ class ReferenceEngine:
     def model(self, number: int) -> FunctionalModel:
         """A client's network."""
         return self._models[self.architectures[number]]
+
+    def module(self, number: int) -> nn.Module:
+        """A client's network as it was built."""
+        return self._modules[self.architectures[number]]
 
     def padded_model(self, number: int, compiled: bool) -> FunctionalModel:
         """A client's network once more, for batches that may be padded, of layers that are fast for stacked clients."""
@@ -120,7 +126,7 @@ class ReferenceEngine:
             if compiled or (self.federation.device.type == "cpu" and not module.training):
                 plain_pools(module)
 
-        return FunctionalModel(self._modules[self.architectures[number]], padded=True, change=change)
+        return FunctionalModel(self.module(number), padded=True, change=change)
 
     def largest(self, number: int) -> int:
         """Bytes of the largest thing that a client's network makes of one sample."""

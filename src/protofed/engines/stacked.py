@@ -47,6 +47,7 @@ class Pace(NamedTuple):
     speed: float  # operations a second
 
 
+UNSTACKED = (RuntimeError, NotImplementedError, ValueError, TypeError)  # raised by torch.vmap
 PACE = {"cuda": Pace(4e-4, 5e-4, 2e13), "cpu": Pace(1e-2, 5e-4, 2e10), "compiled": Pace(1e-3, 5e-4, 4e10)}
 
 
@@ -78,7 +79,7 @@ class StackedEngine:
         self.reference, self.chunk, self.compiled, self.typical = reference, chunk, compiled, typical
         self.ordered = ordered
         self.notes: list[str] = []  # what the user should be told
-        self._refused: str | None = None  # why clients cannot be stacked, found in the first round
+        self._refused: str | None = None  # why clients cannot be stacked, if known
         self._trial: list[float] | None = None  # seconds of training, where only some steps are taken to find out
         self.federation, self.optimizer = reference.federation, reference.optimizer
         self.device = self.federation.device
@@ -93,12 +94,14 @@ class StackedEngine:
         self._steps: dict[Any, Any] = {}
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
-        self._works = False
+        self._works = self._judges = False  # training, and tests, have been done so once
         self._looks: dict[Method, bool] = {}  # whether a method's upload looks at the samples
         self._together: dict[tuple[int, ...], tuple[list[Client], Client]] = {}
         self._draws: dict[str, dict[str, torch.Size]] = {}
         self.clock = reference.clock
         self._busy = 1  # threads that train at once
+        if any(reference.model(number).recurrent for number in range(len(self.architectures))):
+            self._refused = "recurrent layers (LSTM, GRU)"
 
     @property
     def clients(self) -> MutableMapping[int, Client]:
@@ -123,6 +126,10 @@ class StackedEngine:
             return f"{type(method).__name__} works on the host, client by client"
         return self._refused
 
+    def _refuse(self, why: str) -> None:
+        self._refused = why
+        self.notes.append(f"one client after another, not stacked: {why}")
+
     # training
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
@@ -141,11 +148,10 @@ class StackedEngine:
                 return trained
             except torch.OutOfMemoryError:
                 self._narrow()
-            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            except UNSTACKED as error:
                 if self._works:
                     raise
-                self._refused = f"torch.vmap cannot take {_operation(error)}"
-                self.notes.append(f"one client after another, not stacked: {self._refused}")
+                self._refuse(f"torch.vmap cannot take {_operation(error)}")
         if not self.ordered:
             return self.reference.share(method, server, cohort, round)
         alone = [self.reference.share(method, server, [number], round) for number in cohort]
@@ -674,9 +680,18 @@ class StackedEngine:
         if who == "global" and whole is None:
             raise ValueError(f"{type(method).__name__} has no global model")
         states = {number: whole or self.reference.client(method, number) for number in cohort}
-        counted = self._each(
-            lambda group: self._evaluate_group(method, group, states, whole, down, on, confusion), groups
-        )
+        try:
+            counted = self._each(
+                lambda group: self._evaluate_group(method, group, states, whole, down, on, confusion), groups
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except UNSTACKED as error:
+            if self._judges:
+                raise
+            self._refuse(f"torch.vmap cannot take {_operation(error)}")
+            return self.reference.evaluate(method, server, cohort, on, who, confusion)
+        self._judges = True
         found: dict[int, Tally] = {}
         for group, tallies in zip(groups, counted, strict=True):
             found |= dict(zip(group.places, tallies, strict=True))

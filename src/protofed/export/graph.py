@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from protofed.data.federation import Samples
 from protofed.data.scaling import described
-from protofed.method import Client, Mean, Method, Tree
+from protofed.method import Client, Mean, Method, Params, Tree
 from protofed.models.functional import FunctionalModel
 from protofed.ops.prototypes import distances
 
@@ -30,6 +30,8 @@ class Subject(NamedTuple):
     test: Samples
     about: dict[str, Any]  # where it comes from
     judge: Client | None = None  # who was trained without the samples to fit to, where that is another client
+    encoder: nn.Module | None = None  # a frozen one in front of the model
+    state: Params | None = None  # the tensors by the names of the user's own module, where it is one
 
 
 class _Once:
@@ -54,7 +56,7 @@ class Network(nn.Module):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
-        self.method, self.model = subject.method, subject.model
+        self.method, self.model, self.encoder = subject.method, subject.model, subject.encoder
         scale = described(subject.inputs)
         self.whole, self.unit = scale.whole, scale.unit
         self.register_buffer("mean", torch.from_numpy(scale.mean))
@@ -67,6 +69,7 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         if not self.whole:
             x = (x / self.unit - self.get_buffer("mean")) / self.get_buffer("std")
+        x = x if self.encoder is None else self.encoder(x)
         leaves = [self.get_buffer(f"tensor{number}") for number in range(self.leaves)]
         client, down, prototypes = tree_unflatten(leaves, self.form)
         model: Any = _Once(self.model)

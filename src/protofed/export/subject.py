@@ -14,9 +14,11 @@ from protofed.errors import UserError
 from protofed.export.graph import Subject
 from protofed.joining import Joining
 from protofed.method import Mean, Method, Tree
+from protofed.models.adapt import Adapted
+from protofed.models.own import plain
 from protofed.newcomer import CHOOSE, fine_tune, pulled, welcome
 from protofed.ops.trees import deal
-from protofed.prepare import held_out, prepare, taking_part
+from protofed.prepare import Prepared, federation_of, held_out, prepare, taking_part
 
 GLOBAL_CLIENTS = 50  # whose samples a global model's threshold is fitted to, at most
 
@@ -24,9 +26,14 @@ GLOBAL_CLIENTS = 50  # whose samples a global model's threshold is fitted to, at
 def of_run(run: str | Path, who: int | str, data_dir: Path | None = None) -> tuple[Subject, list[str]]:
     """A client by its number, or the "global" model, as of a run's last checkpoint; and what should be told."""
     found = runs.read(run)
+    _check_client(found, who)
+    return of_prepared(found, prepare(found.experiment, data_dir), who)
+
+
+def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[Subject, list[str]]:
+    """The same of a run whose data and models are at hand."""
     plan, server, notes = found.experiment, found.state.server, list(found.notes)
     _check_client(found, who)
-    prepared = prepare(plan, data_dir)
     engine = prepared.reference
     engine.clients = found.state.clients
     method, number = plan.method, 0 if who == "global" else int(who)
@@ -38,7 +45,12 @@ def of_run(run: str | Path, who: int | str, data_dir: Path | None = None) -> tup
     prototypes = _prototypes(method, server)
     if prototypes is None:
         notes.append(f"{plan.method_name} has no prototypes: by head only, and nothing is ever unknown")
+    whole, encoder, state = prepared.module(number), None, None
     data = engine.federation
+    if isinstance(whole, Adapted):
+        state = prepared.personal(number, client).state_dict()
+    if isinstance(whole, Adapted) and whole.frozen:
+        encoder, data = whole.encoder(), federation_of(plan, prepared.domains, prepared.split)
     members = _members(data, taking_part(plan)) if who == "global" else [number]
     known, known_from = _known(data, members)
     domain = prepared.domains[data.domain(number)]
@@ -54,7 +66,9 @@ def of_run(run: str | Path, who: int | str, data_dir: Path | None = None) -> tup
         known=known,
         known_from=known_from,
         test=_join([data.test(i) for i in members]),
-        about=_about(str(run), plan.method_name, found.state.round, who, engine.architectures[number]),
+        about=_about(str(found.folder.path), plan.method_name, found.state.round, who, engine.architectures[number]),
+        encoder=encoder,
+        state=state,
     )
     return subject, notes
 
@@ -68,11 +82,11 @@ def of_newcomer(run: str | Path, done: Joining) -> Subject:
     known, judge = held.federation.test(0, "validation"), None
     if len(known.y):
         judge = fine_tune(method, held, 0, down, newcomers.experiment.join.steps)
-    domain = newcomers.domains[engine.federation.domain(0)]
+    domain, module, client = newcomers.domains[engine.federation.domain(0)], engine.module(0), done.joined.client
     return Subject(
         method=method,
         model=engine.model(0),
-        client=done.joined.client,
+        client=client,
         down=down,
         prototypes=prototypes,
         inputs=describe(domain, newcomers.experiment.data.normalize, newcomers.scales[0] if newcomers.scales else None),
@@ -83,6 +97,7 @@ def of_newcomer(run: str | Path, done: Joining) -> Subject:
         test=engine.federation.test(0),
         about=_about(str(run), done.method, done.round, "newcomer", engine.architectures[0]),
         judge=judge,
+        state=plain(module, client.params, client.buffers).state_dict() if isinstance(module, Adapted) else None,
     )
 
 

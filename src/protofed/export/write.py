@@ -16,13 +16,12 @@ from protofed.atomic import write_synced
 from protofed.errors import UserError
 from protofed.export.calibrate import calibrate
 from protofed.export.graph import Network, Subject
-from protofed.method import Client, Params
+from protofed.method import Params
 from protofed.methods.ditto import OWN
-from protofed.models.functional import FunctionalModel
 from protofed.version import VERSION
 
 HOW = Path(__file__).with_name("README.txt")  # how to use the files, which goes with them
-TENSORS = ("client", "judge", "down", "prototypes", "own", "known", "test")
+TENSORS = ("client", "judge", "down", "prototypes", "own", "known", "test", "state")
 
 
 def export(subject: Subject, out: Path, *, onnx: bool = True, quantile: float = 0.95) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _write(subject: Subject, network: Network, folder: Path, onnx: bool, quantil
     torch.export.save(program, folder / "model.pt2")
     if onnx:
         _write_onnx(program, outputs, folder / "model.onnx")
-    own, beside = _tensors(subject.client, subject.model)
+    own, beside = _tensors(subject)
     write_synced(folder / "model.safetensors", save(own))
     if beside:
         write_synced(folder / "beside.safetensors", save(beside))
@@ -110,15 +109,15 @@ def _write_onnx(program: torch.export.ExportedProgram, outputs: list[str], path:
     made.save(path, external_data=False)
 
 
-def _tensors(client: Client, model: FunctionalModel) -> tuple[Params, Params]:
+def _tensors(subject: Subject) -> tuple[Params, Params]:
     """The module's own tensors as in its state_dict, and whatever else the client keeps."""
-    everything = {**client.params, **client.buffers}
-    names = model.eval_module.state_dict().keys()
+    everything = {**subject.client.params, **subject.client.buffers}
+    names = subject.model.eval_module.state_dict().keys()
     prefix = OWN if any(name.startswith(OWN) for name in everything) else ""
     own = {name: everything[prefix + name].contiguous() for name in names if prefix + name in everything}
     taken = {prefix + name for name in own}
     rest = {name: value.contiguous() for name, value in everything.items() if name not in taken}
-    return own, rest
+    return ({k: v.clone() for k, v in subject.state.items()} if subject.state else own), rest
 
 
 def _scaling(inputs: dict[str, Any]) -> str:

@@ -87,6 +87,10 @@ class Adapted(nn.Module):
         z = self.body(x)
         return z, self.head(z)
 
+    def encoder(self) -> nn.Module:
+        """The body without a projection, on its own: inputs -> embeddings."""
+        return Body(self.body.net, self.body.embedding, None, self.body.cast).eval()
+
     def without_body(self) -> "Adapted":
         """The same for inputs that are the frozen body's embeddings already."""
         body = nn.Identity() if self.body.project is None else self.body.project
@@ -206,8 +210,8 @@ def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
     """Whether it draws random numbers beside its dropout layers; a first training pass tells, and what fails in one."""
     try:
         return draws(module, sample, label)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(str(error).replace("body.net.", "")) from None  # by the names that the user gave
     except Exception as error:
         raise UserError(f"{label} fails in training mode: {told(error)}.") from error
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.method import Client, Params
+from protofed.models.attention import open_attention
 from protofed.models.keyed import Keyed
 from protofed.models.layers import key_dropouts, mask_norms
 from protofed.ops import random
@@ -44,8 +45,9 @@ class FunctionalModel:
         """`padded`: batches may have padding; `change` may put faster layers for the same into a copy of the module."""
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
-        change(self.eval_module)
-        change(self.train_module)
+        for made in (self.eval_module, self.train_module):
+            open_attention(made)
+            change(made)
         self.dropouts = key_dropouts(self.train_module)
         self.norms = [f"{name}.mask" for name in mask_norms(self.train_module, every=padded)]
         self.train_module.to("meta")
@@ -101,6 +103,11 @@ class FunctionalModel:
     def normalises_batches(self) -> bool:
         """Whether a training step mixes the samples of a batch, as BatchNorm does."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.train_module.modules())
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has LSTMs or the like, which torch.vmap cannot take."""
+        return any(isinstance(m, nn.RNNBase) for m in self.train_module.modules())
 
     def trains_on_one(self, sample: Tensor) -> bool:
         """Whether a training step can do with one sample (1, ...): BatchNorm over one pixel cannot."""

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from protofed.errors import UserError
+from protofed.models.attention import open_attention
 from protofed.models.layers import key_dropouts
 from protofed.ops import random
 
@@ -80,6 +81,7 @@ def draws(module: nn.Module, sample: Tensor, label: str) -> bool:
                 f"{label}: {name} is {type(layer).__name__} with dropout = {layer.dropout}, which cannot be seeded "
                 "client by client. Use dropout=0 there, and nn.Dropout around it."
             )
+    open_attention(trial)
     key_dropouts(trial)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()

@@ -67,12 +67,24 @@ def watch(module: nn.Module, sample: Tensor, label: str) -> Seen:
     except Exception as error:
         shape = f"{tuple(sample.shape[1:])} ({str(sample.dtype).removeprefix('torch.')})"
         raise UserError(
-            f"{label} cannot take inputs of shape {shape}: {told(error)}. "
-            "Give data of the shape that the module takes, one sample behind the other."
+            f"{label} cannot take inputs of shape {shape}: {told(error)}. {_remedy(error, module, sample)}"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _remedy(error: Exception, module: nn.Module, sample: Tensor) -> str:
+    """What to do about inputs that a module's forward fails on."""
+    whole = not sample.is_floating_point()
+    if isinstance(error, IndexError) and whole and any(isinstance(m, nn.Embedding) for m in module.modules()):
+        lowest, highest = int(sample.min()), int(sample.max())
+        return f"Token ids go from {lowest} to {highest}: its nn.Embedding needs a row for each, counted from 0."
+    if not isinstance(error, RuntimeError | ValueError | IndexError):
+        return "Mend its forward."
+    if sample.ndim == 3 and any(isinstance(m, nn.Conv2d) for m in module.modules()):
+        return "Images need an axis for the channel: x[:, None]."
+    return "Give data of the shape that the module takes, one sample behind the other."
 
 
 def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -56,7 +56,8 @@ def build(
     if name.startswith(MEMORY):
         raise UserError(
             f"{name.removeprefix(MEMORY)} was handed in by a script as a module in memory, and cannot be built from "
-            "the experiment alone. Hand it in again, as in federate(models, clients, out=..., resume=True)."
+            "the experiment alone. Hand it in again, as in federate(models, clients, out=..., resume=True), or let a "
+            "newcomer join with a class that can be imported: --model mymodule:MyNet."
         )
     made = call(imported("model.name", name), {k: v for k, v in options.items() if k not in KEYS}, shape, classes, name)
     how = Adapt(**{k: v for k, v in options.items() if k in KEYS})
