@@ -48,19 +48,31 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def run_page(path: Path, less: dict[str, list[str]] | None = None) -> int:
-    """Run a page's blocks here; returns how many. `less` is added to some commands, so that they take less time."""
+def sections(page: str) -> dict[str, str]:
+    """The parts of a long page that have code to run, by heading: each stands for itself."""
+    parts = {part.partition("\n")[0]: part for part in re.split(r"^## ", page, flags=re.MULTILINE)}
+    return {name: text for name, text in parts.items() if any(block.language in RUN for block in blocks(text))}
+
+
+def run_page(path: Path) -> int:
+    """Run a page's blocks here; returns how many."""
+    return run_text(path.read_text(encoding="utf-8"), path.stem)
+
+
+def run_text(text: str, label: str, less: dict[str, list[str]] | None = None) -> int:
+    """Run the blocks of a text here; returns how many. `less` is added to commands, so that they take less time."""
+    label = re.sub(r"\W", "_", label)
     names: dict[str, Any] = {"__name__": "__main__"}
-    todo = [block for block in blocks(path.read_text(encoding="utf-8")) if block.language in RUN]
+    todo = [block for block in blocks(text) if block.language in RUN]
     for number, block in enumerate(todo):
         if block.elsewhere:
             file, test = block.elsewhere
-            assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{path.name}: no {test} in {file}"
+            assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{label}: no {test} in {file}"
             continue
         try:
-            _run(block, names, f"{path.stem}_{number}".replace("-", "_"), less or {})
+            _run(block, names, f"{label}_{number}", less or {})
         except Exception as error:
-            error.add_note(f"in block {number + 1} of {path.name}:\n{block.code}")
+            error.add_note(f"in block {number + 1} of {label}:\n{block.code}")
             raise
     here = Path.cwd()
     for name, module in list(sys.modules.items()):  # the page's own files: another page may have files of these names

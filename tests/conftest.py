@@ -16,9 +16,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
 number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-if number and hasattr(os, "sched_setaffinity"):  # side by side, each has a core, and its runs as many threads
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(number) % len(cores)]})
+CORES = sorted(os.sched_getaffinity(0)) if number and hasattr(os, "sched_getaffinity") else []
+MINE = {CORES[int(number) % len(CORES)]} if CORES else set()
+if CORES:  # side by side, each has a core, and its runs as many threads
+    os.sched_setaffinity(0, MINE)
+
+
+@pytest.fixture(scope="module")
+def all_cores() -> Iterator[None]:
+    """For tests of many processes, which wait for each other."""
+    if CORES:
+        os.sched_setaffinity(0, CORES)
+    yield
+    if CORES:
+        os.sched_setaffinity(0, MINE)
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,8 @@ from protofed.flower.processes import exists
 from protofed.flower.proxy import free_port
 from protofed.flower.server import processes_file, status
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 MODELS = ("cnn_digits_8", "cnn_digits_16", "mlp_digits")
 PLAN = ("rounds=6", "evaluate.own=0", "partition.shots=4", "engine=reference", "device=cpu")
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(protofed_package.__file__).parent.parent)}

@@ -26,6 +26,8 @@ from protofed.flower.door import FLEET, Door
 from protofed.flower.proxy import Answer, Request, free_port, listen
 from protofed.flower.server import locked
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 INIT = ("--clients", "north,south", "--experiment", "demo", "model=cnn_digits", "rounds=2")
 
 

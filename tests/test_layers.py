@@ -33,7 +33,7 @@ ONLY_IN = {
     "flwr": {"flower/control.py", "flower/transport.py", "flower/app/protofed_app/client_app.py",
              "flower/app/protofed_app/server_app.py"},
     "cryptography": {"flower/certificates.py", "flower/control.py"}, "uvicorn": {"flower/proxy.py"},
-    "httpx": {"flower/proxy.py", "flower/door.py", "flower/gate.py", "flower/control.py"},
+    "httpx": {"flower/proxy.py", "flower/transport.py", "flower/door.py", "flower/gate.py", "flower/control.py"},
     "onnxruntime": {"predictor.py"}, "onnxscript": set(),
     "tensorboard": {"sinks/tensorboard.py"}, "wandb": {"sinks/wandb.py"}, "mlflow": {"sinks/mlflow.py"},
 }  # fmt: skip

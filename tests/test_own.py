@@ -1,10 +1,6 @@
 """Models, data and methods of the user's own by import path, on the command line; and the pages that explain them."""
 
-import io
-import re
-import shlex
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -165,24 +161,3 @@ def test_an_entry_point_is_a_name(own: Path, monkeypatch: pytest.MonkeyPatch) ->
     listed = protofed("list", "methods").stdout
     assert "FedProto by another name." in listed
     assert "lost" not in listed  # one that cannot be loaded hides no other
-
-
-@pytest.mark.parametrize("page", ["own-model.md", "own-data.md", "own-method.md"])
-def test_the_pages_work_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that begins with the name of a file is that file; all others are run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    space: dict[str, object] = {"__name__": "page"}
-    blocks = re.findall(r"^```(python|bash|toml)\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
-    for language, text in blocks:
-        named = re.match(r"# ([\w-]+\.(?:py|toml))\n", text)
-        if named:
-            Path(named[1]).write_text(text)
-        elif language == "python":
-            with redirect_stdout(io.StringIO()):
-                exec(compile(text, page, "exec"), space)
-        elif language == "bash":
-            for line in text.splitlines():
-                done = protofed(*shlex.split(line, comments=True)[1:])
-                assert done.returncode == 0, f"{line}: {done.stderr}"

@@ -30,6 +30,8 @@ from protofed.prepare import prepare
 from protofed.results import Watch
 from protofed.run import run
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'protofed[ray]'")
 
 SMALL = ("rounds=2", "clients=6", "model=mlp_digits", "local_epochs=1", "record.enabled=false", "engine.compile=never")
@@ -256,7 +258,7 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(joined: Joined, monkeypatch:
     np.savez("mine.npz", **arrays)
     other = plan(*TWO, "engine.workers=1", "data=mine.npz")
     engine = prepare(other).engine
-    np.savez("mine.npz", **arrays | {"x_train": arrays["x_train"][:, ::-1]})
+    np.savez("mine.npz", **arrays | {"x_train": arrays["x_train"][..., ::-1]})
     with pytest.raises(UserError, match=r"the data on .* differs from the data here.*Copy the same files"):
         engine.start(lambda text: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(cluster, "VERSION", "0.0.0")

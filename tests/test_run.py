@@ -105,7 +105,8 @@ def test_fedavg_has_a_global_model_and_local_sends_nothing() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_bits_also_in_two_parts_and_another_seed_does_not(method: str) -> None:
     threads = 2 if method in ("fedproto", "fesem") else 1
-    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5", f"engine.threads={threads}")
+    quick = {"creff": ["method.head_epochs=3", "method.steps=3"], "fedrep": ["method.head_epochs=2"]}.get(method, [])
+    plan = small(f"method={method}", "model=cnn_digits", "participation=0.5", f"engine.threads={threads}", *quick)
     torch.manual_seed(1)
     run(plan, "a")
     torch.manual_seed(2)  # nobody else's random numbers matter

@@ -415,7 +415,7 @@ def start(out: str, *overrides: str) -> "subprocess.Popen[str]":
 
 
 def test_killed_with_little_memory_and_resumed_equals_never_killed() -> None:
-    overrides = ("rounds=20", "participation=0.5", "clients=12", "partition.shots=3")
+    overrides = ("rounds=12", "participation=0.5", "clients=12", "partition.shots=3")
     plan = small(*overrides)
     run(plan, "whole")
     folder, kills, spilled = RunFolder(Path("cut")), 0, 0

@@ -20,6 +20,8 @@ from protofed import watch as watching
 from protofed.errors import UserError
 from protofed.watch import Live, serving, unfinished
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 PLAN = ("rounds=3", "clients=4", "evaluate.pm=0")
 
 
@@ -139,7 +141,7 @@ def test_many_pages_ask_at_once_and_one_thread_draws(finished: Path) -> None:
 # in a browser
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     selenium = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
@@ -176,7 +178,7 @@ def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
 PLOT = "document.querySelector('#accuracy .plot')"
 POINTS = f"return {PLOT}.data[0].x.length"
 RANGE = f"return {PLOT}.layout.yaxis.range"
-ROUND = "return Number(document.getElementById('live').textContent.match(/round (\\d+) of 400/)?.[1] || 0)"
+ROUND = "return Number(document.getElementById('live').textContent.match(/round (\\d+) of 4000/)?.[1] || 0)"
 
 
 def zoom(browser: Any, held: Callable[[], Any]) -> list[float]:
@@ -193,11 +195,38 @@ def zoom(browser: Any, held: Callable[[], Any]) -> list[float]:
     return list(browser.execute_script(RANGE))
 
 
-def meet_new_data(browser: Any) -> None:
-    """Wait until new data has come to the page, which does not draw it below a hand."""
-    drawn = browser.execute_script(POINTS)
-    until(lambda: browser.execute_script("return hand.waiting.length"))
-    assert browser.execute_script(POINTS) == drawn
+def test_a_zoom_outlives_new_data_also_if_it_comes_during_the_drag(
+    browser: Any, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(finished, "run"))
+    (folder / "summary.json").unlink()
+    line = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+
+    def play(number: int) -> None:
+        with open(folder / "rounds.jsonl", "a") as file:
+            file.write(json.dumps(line | {"round": number, "pm_v": 0.5}) + "\n")  # twice, and it can be chosen
+
+    def held() -> None:
+        play(4)
+        until(lambda: browser.execute_script("return hand.waiting.length"))  # the page has it
+        assert browser.execute_script(POINTS) == 3, "nothing is drawn below a hand"
+
+    with serving([folder], 0) as server:
+        browser.get(server.url)
+        until(lambda: browser.execute_script(f"return !!{PLOT}?.data"))
+        zoomed = zoom(browser, held)
+        for points in (4, 5):
+            until(lambda points=points: browser.execute_script(POINTS) == points)
+            assert browser.execute_script(RANGE) == pytest.approx(zoomed)
+            play(points + 1)
+        until(lambda: browser.execute_script(POINTS) == 6)
+        assert "PM(V)" in browser.find_element("css selector", "#accuracy .controls").text
+        shutil.copy(finished / "summary.json", folder)  # a note is no longer true, and there are numbers of the end
+        until(lambda: browser.execute_script("return document.getElementById('live').dataset.state") == "finished")
+        assert "Not finished" not in browser.find_element("id", "accuracy").text
+        assert browser.execute_script(RANGE) == pytest.approx(zoomed)
+        assert browser.get_log("browser") == []
 
 
 def test_the_page_follows_a_run(browser: Any) -> None:
@@ -207,7 +236,7 @@ def test_the_page_follows_a_run(browser: Any) -> None:
         try:
             port = str(taken.getsockname()[1])
             processes.append(watch := start("watch", "run", "--port", port, "--until-finished"))
-            processes.append(work := start("run", "demo", "rounds=400", "clients=6", "evaluate.pm=0", "--out", "run"))
+            processes.append(work := start("run", "demo", "rounds=4000", "clients=6", "evaluate.pm=0", "--out", "run"))
             assert watch.stdout is not None
             assert watch.stdout.readline() == f"port {port} is in use\n"
             url = next(word for word in watch.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
@@ -216,12 +245,10 @@ def test_the_page_follows_a_run(browser: Any) -> None:
             first = until(lambda: browser.execute_script(ROUND))
             until(lambda: browser.execute_script(f"return !!{PLOT}?.data"))
             browser.execute_script("document.querySelector('details').open = true")
-            zoomed = zoom(browser, lambda: meet_new_data(browser))
             drawn = browser.execute_script(POINTS)
             until(lambda: browser.execute_script(ROUND) > first + 5)
             until(lambda: browser.execute_script(POINTS) > drawn + 5)
             assert browser.execute_script("return document.querySelector('details').open")
-            assert browser.execute_script(RANGE) == pytest.approx(zoomed)
             work.send_signal(signal.SIGINT)
             assert work.wait(60) == 130
             assert browser.execute_script("return window.loadedOnce === true")

@@ -1,6 +1,7 @@
 """`protofed federation`"""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -114,8 +115,9 @@ def status(
     say(f"the certificate is valid for another {found['certificate_days']:.0f} days")
     table = Table("client", "state", "samples", "model", "last seen", "reason")
     for client in own.get("clients", []):
-        table.add_row(client["name"], client["state"], *(str(client.get(key) if client.get(key) is not None else "-")
-                      for key in ("samples", "architecture", "last_seen", "last_reason")))  # fmt: skip
+        seen = client["last_seen"] and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(client["last_seen"]))
+        shown = (client["samples"], client["architecture"], seen, client["last_reason"])
+        table.add_row(client["name"], client["state"], *("-" if part is None else str(part) for part in shown))
     if own.get("clients"):
         console.print(table)
     for refused in own.get("refused", [])[-5:]:

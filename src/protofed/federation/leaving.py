@@ -15,6 +15,7 @@ from protofed.messages import Leaf, learns, leaves
 from protofed.messages import Message as Listed
 from protofed.method import Each, Mean, Tree
 from protofed.ops.trees import map_nodes
+from protofed.prepare import draw_cohort
 
 
 def withhold(up: Tree, counts: Tensor, least: int) -> Tree:
@@ -64,8 +65,9 @@ def describe(
     lines = [f"What {name} sends to {settings.server or 'the server'}:", "", "In every round:"]
     lines += _tensors(message.leaves) or ["  nothing"]
     lines += [f"  in all {message.size.bytes:,} bytes, and its mean training loss"]
-    lines += ["", "From that the server learns, of all clients that send alike:"]
-    lines += [f"  - {text}" for text in learns([message, message])]
+    cohort = len(draw_cohort(experiment, 0))
+    lines += ["", f"From that the server learns, if all {cohort} clients of a round answer and send alike:"]
+    lines += [f"  - {text}" for text in learns([message] * cohort)]
     lines += ["", *_beside(experiment, engine, number)]
     if min_count > 1:
         hidden = int(((federation.counts[number] > 0) & (federation.counts[number] < min_count)).sum())
@@ -104,7 +106,8 @@ def _beside(experiment: Experiment, engine: ReferenceEngine, number: int) -> lis
         "When it joins: its number and name, the model's name and fields, the shape of its samples, how many it has "
         f"({counts} to train on, {tests} to test with), and the version of protofed.",
     ]
-    when = f"every {experiment.evaluate.own} rounds and " if experiment.evaluate.own else ""
+    own = experiment.evaluate.own
+    when = "" if not own else "every round and " if own == 1 else f"every {own} rounds and "
     lines += [
         f"When it is tested ({when}after the last round): of each class how many test samples it has and how many were "
         "right"

@@ -29,6 +29,11 @@ FINISHED = 410  # the answer to a client that asks for work when the federation 
 FAREWELL_SECONDS = 6.0  # in which every client asks at least once
 HOLD_SECONDS = 20.0  # that a client waits for work in one call; Flower's calls time out after 30
 LOOK_SECONDS = 0.05
+BUSY, TRIES, BUSY_SECONDS = (
+    500,
+    6,
+    0.5,
+)  # SuperLink's answer when SQLite is locked for long; how often it is asked again
 BESIDE = 1_048_576  # bytes of a call that are not the answer itself
 RELOAD_SECONDS = 5.0
 
@@ -87,9 +92,18 @@ class Door:
         try:
             if request.route == FLEET + "pull-messages":
                 return await self._pull(request, caller)
-            return await self.upstream.ask(request)
+            return await self._ask(request)
         except httpx.TransportError:
             return Answer(503, b"the federation's server is starting\n")
+
+    async def _ask(self, request: Request) -> Answer:
+        """SuperLink's answer; where its database was busy, and so nothing was done, the next one."""
+        for _ in range(TRIES):
+            answer = await self.upstream.ask(request)
+            if answer.status != BUSY:
+                break
+            await asyncio.sleep(BUSY_SECONDS)
+        return answer
 
     async def _pull(self, request: Request, caller: bytes) -> Answer:
         """Work for a client as soon as there is some: an answer without any is empty."""
@@ -97,7 +111,7 @@ class Door:
         self._here.add(caller)
         while not self.finished:
             seen = self._pushes()
-            answer = await self.upstream.ask(request)
+            answer = await self._ask(request)
             if answer.status != 200 or answer.body:
                 return answer
             while self._pushes() == seen and not self.finished:

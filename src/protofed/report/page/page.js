@@ -210,7 +210,7 @@ function refreshControls(figure) {
 }
 
 const current = (id) => state.data.figures.find((figure) => figure.id === id);
-const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((panel) => [panel.title, panel.label, panel.wide, panel.height]), figure.missing, figure.key, figure.table, figure.caption, figure.notes]);
+const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((panel) => [panel.title, panel.label, panel.wide]), figure.missing, figure.key, figure.table.length > 0]);
 
 function figureNode(figure) {
   if (figure.missing) return section(figure.id, figure.title, make("p", { class: "missing" }, figure.missing));
@@ -227,6 +227,24 @@ function figureNode(figure) {
     keys.length ? make("ul", { class: "key" }, ...keys) : null,
     figure.table.length ? numberTable(figure.table) : null,
     make("ul", { class: "notes" }, ...figure.notes.map((note) => make("li", {}, note))));
+}
+
+/** The figure's node with new texts, or a new one with the plots it had: what a reader zoomed into stays. */
+function renewed(figure, old) {
+  const node = byId(figure.id);
+  if (shape(old) === shape(figure)) {
+    if (figure.missing) return node;
+    node.querySelector(".caption").textContent = figure.caption;
+    node.querySelector("ul.notes").replaceChildren(...figure.notes.map((note) => make("li", {}, note)));
+    if (figure.table.length) node.querySelector(":scope > .scroll").replaceWith(numberTable(figure.table));
+    return node;
+  }
+  const fresh = figureNode(figure), box = (where, index) => where.querySelector(`[data-panel="${index}"] .plot`);
+  figure.panels.forEach((panel, index) => {
+    const before = old.panels.findIndex((other) => other.title === panel.title && other.label === panel.label);
+    if (before >= 0) box(fresh, index).replaceWith(box(node, before));
+  });
+  return fresh;
 }
 
 function numberTable([head, ...rows]) {
@@ -352,7 +370,7 @@ function update(data) {
   const nodes = data.methods.length ? [showSummary(data), showSettings(data)] : [];
   for (const figure of data.figures) {
     const old = before?.figures.find((other) => other.id === figure.id);
-    nodes.push(old && shape(old) === shape(figure) ? byId(figure.id) : figureNode(figure));
+    nodes.push(old ? renewed(figure, old) : figureNode(figure));
   }
   if (data.methods.length) nodes.push(showEnvironments(data));
   byId("main").replaceChildren(...nodes);
