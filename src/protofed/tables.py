@@ -46,6 +46,9 @@ def result(console: Console, done: Result) -> None:
         "global model, global test set": s["global_accuracy"],
         "personal models, global test set, PM(V)": s["pm_v"],
         "personal models, global test set, PM(L)": s["pm_l"],
+        "held-out clients that joined, by classifier": s.get("held_out_head_mean"),
+        "  joined, by nearest prototype": s.get("held_out_proto_mean"),
+        "  had they trained alone": s.get("held_out_alone_mean"),
     }
     for what, value in shown.items():
         if value is not None:
