@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 from protofed.report import bubbles
@@ -15,6 +16,8 @@ from protofed.report import pictures as run_pictures
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
+settings.register_profile("tests", deadline=None)  # a busy machine is no failure
+settings.load_profile("tests")
 number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 CORES = sorted(os.sched_getaffinity(0)) if number and hasattr(os, "sched_getaffinity") else []
 MINE = {CORES[int(number) % len(CORES)]} if CORES else set()
