@@ -4,7 +4,7 @@ BIN := .venv/bin
 BASE := .venv/.base
 READY := .venv/.ready
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test docs lint format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -26,8 +26,13 @@ $(READY): $(BASE)
 demo: $(BASE)  ## twenty clients, three architectures: FedProto against training alone
 	@$(BIN)/protofed compare local fedproto --experiment configs/demo.toml --seeds 0,1,2 --out runs/demo
 
+# One process more than cores: federations and browsers are mostly waited for.
 test: lint  ## lint, then every test
-	@$(BIN)/python -m pytest -n auto --dist worksteal
+	@$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
+
+docs: $(READY)  ## the documentation site, into site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 lint: $(READY)  ## ruff format, ruff check, mypy
 	@$(BIN)/ruff format --check --quiet . || (echo "run 'make format'"; exit 1)

@@ -1,6 +1,6 @@
 """FedProto's MNIST run on Flower's simulation and on protofed, in one run: `python benchmarks/against_flower.py`.
 
-Needs `pip install 'protofed[flower]'`. Everybody has the same data, partition, batches and initial weights; only
+Needs `pip install 'protofed[flower,ray]'`. Everybody has the same data, partition, batches and initial weights; only
 dropout draws other numbers. A round is local training, prototypes, aggregation, and every client's accuracy on its own
 test set. Seconds are medians of the rounds after the first; the first is counted from the start, with data, actors and
 all. Flower's actors wait while the others do one round each, so that a busy machine is so for all. Everything runs on

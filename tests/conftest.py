@@ -18,6 +18,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure
 settings.load_profile("tests")
+number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+CORES = sorted(os.sched_getaffinity(0)) if number and hasattr(os, "sched_getaffinity") else []
+MINE = {CORES[int(number) % len(CORES)]} if CORES else set()
+if CORES:  # side by side, each has a core, and its runs as many threads
+    os.sched_setaffinity(0, MINE)
+
+
+@pytest.fixture(scope="module")
+def all_cores() -> Iterator[None]:
+    """For tests of many processes, which wait for each other."""
+    if CORES:
+        os.sched_setaffinity(0, CORES)
+    yield
+    if CORES:
+        os.sched_setaffinity(0, MINE)
 
 
 @pytest.fixture(autouse=True)

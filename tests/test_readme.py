@@ -4,32 +4,19 @@ import json
 import os
 import re
 import shlex
-import tomllib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from command import protofed
+from blocks import ROOT, blocks, run_text, sections
 from protofed import Experiment, run
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-COMMANDS = [
-    line.split("  #")[0].strip()
-    for block in blocks("bash")
-    for line in block.splitlines()
-    if line.startswith(("protofed", "PROTOFED_DATA"))
-]
-SWEEP = [c for c in COMMANDS if c.startswith("protofed sweep") or "runs/sweep" in c]  # in this order, in one folder
-
-
-LESS = {  # added to a command, so that it takes as little time as it can
+LESS = {
     "run": ["clients=6", "rounds=2"],
     "compare": ["clients=6", "rounds=2", "--jobs", "1"],
     "bench": ["model=mlp_digits", "clients=10", "--rounds", "1"],
@@ -37,41 +24,25 @@ LESS = {  # added to a command, so that it takes as little time as it can
 }
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("protofed") and c not in SWEEP])
-def test_commands_run(command: str) -> None:
-    words = shlex.split(command, comments=True)[1:]
-    done = protofed(*words, *LESS.get(words[0], []))
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("section", sections(README))
+def test_the_readme_runs(section: str) -> None:
+    """All commands, experiments and programs of a section, from top to bottom."""
+    assert run_text(sections(README)[section], section, LESS)
+    if "sweep.toml" in sections(README)[section]:
+        assert "fedproto, strong, lr=0.1" in Path("table.tex").read_text()
 
 
 def test_the_papers_command_runs_on_real_data(real_data: Path) -> None:
-    (command,) = (c for c in COMMANDS if c.startswith("PROTOFED_DATA"))
-    words = shlex.split(command)[2:]
-    words[1] = str(ROOT / words[1])
-    done = protofed(
-        *words, "rounds=1", "evaluate.pm=0", "--out", "out", env={**os.environ, "PROTOFED_DATA": str(real_data)}
-    )
+    (command,) = (block.code for block in blocks(README) if block.code.startswith("PROTOFED_DATA"))
+    words = shlex.split(command)[1:]
+    words[2] = str(ROOT / words[2])
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "rounds=1", "--out", "out"],
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PROTOFED_DATA": str(real_data)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(Path("out/summary.json").read_text())
     assert 3000 <= summary["params_up_per_round"] <= 5000  # the paper says about 4,000
-
-
-def test_the_experiment_runs() -> None:
-    text = blocks("toml")[0]
-    plan = Experiment.from_dict({**tomllib.loads(text), "rounds": 2})
-    assert run(plan, "out").summary["accuracy_mean"] > 0
-
-
-def test_the_sweep_runs_and_its_tables_are_written() -> None:
-    Path("sweep.toml").write_text(next(text for text in blocks("toml") if text.startswith("# sweep.toml")))
-    for command in SWEEP:
-        test_commands_run(command)
-    assert "fedproto, strong, lr=0.1" in Path("table.tex").read_text()
-
-
-def test_the_python_runs() -> None:
-    for code in blocks("python"):
-        exec(code.replace("rounds=10", "rounds=2"), {"__name__": __name__})
 
 
 def test_what_the_readme_names_is_there() -> None:

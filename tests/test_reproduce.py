@@ -366,8 +366,8 @@ def test_domains_that_are_there_are_used(real_data: Path) -> None:
     assert {cell.experiment.clients for cell in made.cells} == {4}
     made = plan.make(load("fedproto/figure-lambda"), False, real_data)
     assert made.label == "MNIST instead of FEMNIST"
-    with pytest.raises(UserError, match="tiny_imagenet not found"):
-        plan.make(load("fednh/table-1-tiny"), False, real_data)
+    with pytest.raises(UserError, match="femnist not found"):
+        plan.make(load("fedproto/table-femnist"), False, real_data)
 
 
 # the page

@@ -339,6 +339,13 @@ def test_cores_are_shared_out_whatever_is_finished(monkeypatch: pytest.MonkeyPat
     assert len(share_out(greedy)) == 2
 
 
+def test_processes_on_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofed.sweep.run._gpus", lambda: ["0", "1"])
+    cells = sweep(seeds=list(range(8)), changes=[*TINY, "device=auto"]).cells()
+    assert [(s.gpu, s.gpu_part) for s in share_out(cells, jobs=3)] == [("0", 0.45), ("1", 0.45), ("0", 0.45)]
+    assert [s.gpu_part for s in share_out(cells, jobs=2)] == [1, 1]
+
+
 def test_the_time_that_is_left() -> None:
     local, proto, other = sweep(methods={"local": [], "fedproto": []}, seeds=[0]).cells() + sweep(seeds=[1]).cells()[:1]
     estimate = Estimate([local, proto, other], [], jobs=2)

@@ -20,6 +20,8 @@ from protofed import watch as watching
 from protofed.errors import UserError
 from protofed.watch import Live, serving, unfinished
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 PLAN = ("rounds=3", "clients=4", "evaluate.pm=0")
 
 

@@ -1,11 +1,25 @@
 """Prototype-based federated learning: different data, different classes, different models, one set of prototypes."""
 
+from protofed.api import Federated, federate
 from protofed.errors import UserError
 from protofed.experiment import Experiment
+from protofed.joining import join
 from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
 from protofed.run import Result, run
 from protofed.version import VERSION as __version__
 
-__all__ = ["METHODS", "MODELS", "Experiment", "Method", "Result", "UserError", "__version__", "run"]
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "Experiment",
+    "Federated",
+    "Method",
+    "Result",
+    "UserError",
+    "__version__",
+    "federate",
+    "join",
+    "run",
+]

@@ -17,10 +17,12 @@ from protofed import schema
 from protofed.data.partition import PARTITIONS
 from protofed.data.sources import Data
 from protofed.errors import UserError, nearest
+from protofed.importing import MEMORY, is_path
 from protofed.method import Method
 from protofed.methods import METHODS
-from protofed.models import MODELS
+from protofed.models import MODELS, own
 from protofed.ops.optim import Optimizer
+from protofed.registry import find_method, name_of
 
 
 def _device(name: str) -> str:
@@ -33,14 +35,16 @@ def _device(name: str) -> str:
 class EngineChoice:
     """How clients are run (the [engine] section)."""
 
-    name: Literal["auto", "stacked", "reference"] = "auto"
+    name: Literal["auto", "stacked", "reference", "ray"] = "auto"
     """Clients of one model trained together (stacked), or one after another (reference); auto stacks on a GPU, and on a
-    CPU models of up to 200,000 parameters."""
+    CPU models of up to 200,000 parameters; ray spreads what auto does over the machines of a cluster."""
     chunk: Annotated[int, Ge(0)] = 0
     """Clients that are stacked at most; 0: all of a round."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads on the CPU: groups of stacked clients at a time, or torch's own threads; 0 takes all cores, or one of
-    torch's for small models."""
+    torch's for small models, or for each of ray's workers an eighth of a machine's cores."""
+    workers: Annotated[int, Ge(0), Le(4096)] = 0
+    """Processes that ray spreads clients over, each with a GPU or so many threads; 0: as many as there is room for."""
     ordered: bool = False
     """Add up what clients send in the order of their numbers, one by one: sums do not depend on groups and threads."""
     compile: Literal["auto", "always", "never"] = "auto"
@@ -84,6 +88,20 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Join:
+    """How those join who took no part in training (the [join] section)."""
+
+    steps: Annotated[int, Ge(1), Le(1_000_000)] = 100
+    """Training steps of each phase; training alone, which it is compared with, takes as many in all."""
+    shots: Annotated[int, Ge(0)] = 20
+    """Samples of each class that a newcomer trains on at most; 0: all."""
+    lam: list[Annotated[float, Ge(0)]] = field(default_factory=list)
+    """Weight of the pull towards the prototypes, for methods with a `lam`; empty: the method's own. Of several each
+    newcomer takes the one that is best on a quarter of its shots, held back to choose by; of equally good ones the
+    first."""
+
+
+@dataclass(frozen=True)
 class ModelChoice:
     """One architecture of the [model] section, with its fields."""
 
@@ -93,11 +111,20 @@ class ModelChoice:
     @property
     def label(self) -> str:
         """Tells apart two choices of one model with different fields."""
-        given = {key: value for key, value in self.options.items() if value != schema.fields(MODELS[self.name])[key][1]}
+        usual = {key: default for key, (_, default) in schema.fields(MODELS[self.name]).items()} if self.known else {}
+        given = {key: value for key, value in self.options.items() if key not in usual or value != usual[key]}
         return self.name + (f"({', '.join(f'{k}={v}' for k, v in given.items())})" if given else "")
 
-    def __call__(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
-        return MODELS[self.name](shape, classes, **self.options)
+    @property
+    def known(self) -> bool:
+        """Whether it comes with protofed."""
+        return self.name in MODELS
+
+    def __call__(self, shape: tuple[int, ...], classes: int, sample: torch.Tensor | None = None) -> torch.nn.Module:
+        """The module; one of the user's own is looked into with a sample of the inputs (B, ...)."""
+        if self.known:
+            return MODELS[self.name](shape, classes, **self.options)
+        return own.build(self.name, self.options, shape, classes, sample)
 
 
 @dataclass(frozen=True)
@@ -110,6 +137,8 @@ class Scalars:
     """Communication rounds."""
     clients: Annotated[int, Ge(1), Le(1_000_000)] = 20
     """How many there are."""
+    held_out_clients: Annotated[int, Ge(0)] = 0
+    """So many of them, drawn by the seed, take part in no round: they join after the last, as [join] says."""
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the clients that take part in a round, at least one, drawn anew each round."""
     local_epochs: Annotated[int, Ge(1)] = 1
@@ -134,6 +163,7 @@ class Experiment(Scalars):
     engine: EngineChoice = field(default_factory=EngineChoice)
     evaluate: Evaluate = field(default_factory=Evaluate)
     record: Record = field(default_factory=Record)
+    join: Join = field(default_factory=Join)
 
     @classmethod
     def load(cls, source: str | Path, *overrides: str) -> "Experiment":
@@ -168,6 +198,7 @@ class Experiment(Scalars):
             engine=EngineChoice(**schema.check("engine", EngineChoice, sections["engine"])),
             evaluate=Evaluate(**schema.check("evaluate", Evaluate, sections["evaluate"])),
             record=Record(**schema.check("record", Record, sections["record"])),
+            join=Join(**schema.check("join", Join, sections["join"])),
         ).checked()
 
     def checked(self) -> "Experiment":
@@ -175,6 +206,11 @@ class Experiment(Scalars):
         if len(self.model) > self.clients:
             raise UserError(
                 f"model.name lists {len(self.model)} models, but there are only clients = {self.clients}. List fewer."
+            )
+        if self.held_out_clients >= self.clients:
+            raise UserError(
+                f"held_out_clients = {self.held_out_clients} of clients = {self.clients} leaves nobody to train. "
+                "Hold out fewer."
             )
         return self
 
@@ -187,7 +223,7 @@ class Experiment(Scalars):
         else:
             model = [{"name": choice.name, **choice.options} for choice in self.model]
         return scalars | {
-            "method": _table(METHODS, self.method),
+            "method": {"name": self.method_name, **asdict(self.method)},
             "model": model,
             "data": _table({}, self.data),
             "partition": _table(PARTITIONS, self.partition),
@@ -195,6 +231,7 @@ class Experiment(Scalars):
             "engine": _table({}, self.engine),
             "evaluate": _table({}, self.evaluate),
             "record": _table({}, self.record),
+            "join": _table({}, self.join),
         }
 
     def to_toml(self) -> str:
@@ -202,7 +239,7 @@ class Experiment(Scalars):
 
     @property
     def method_name(self) -> str:
-        return next(name for name, kind in METHODS.items() if kind is type(self.method))
+        return name_of(type(self.method))
 
     def model_of(self, client: int) -> ModelChoice:
         """The list of models is dealt in blocks: of three models, the first third of the clients gets the first."""
@@ -219,7 +256,7 @@ class Experiment(Scalars):
         return device
 
 
-SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate", "record")
+SECTIONS = ("method", "model", "data", "partition", "optimizer", "engine", "evaluate", "record", "join")
 SHORT = ("method", "model", "data", "partition", "optimizer", "engine")  # "method=fedavg" is "method.name=fedavg"
 NAMED = ("method", "model", "partition")  # their keys depend on their name
 
@@ -263,6 +300,7 @@ def _nearest_key(key: str, sections: Mapping[str, Any]) -> str:
         "engine": EngineChoice,
         "evaluate": Evaluate,
         "record": Record,
+        "join": Join,
     }
     for section, kind in kinds.items():
         if kind is not None and key in schema.fields(kind):
@@ -294,7 +332,9 @@ def _named(section: str, registry: Mapping[str, Any], raw: Mapping[str, Any], de
 
 
 def _method(raw: Mapping[str, Any]) -> Method:
-    method: Method = _named("method", METHODS, _preset(raw), "fedproto")
+    kind = find_method(raw.get("name", "fedproto"))
+    given = {key: value for key, value in _preset(raw, kind).items() if key != "name"}
+    method: Method = kind(**schema.check("method", kind, given))
     if method.inference not in method.scores:
         name = raw.get("name", "fedproto")
         raise UserError(
@@ -304,12 +344,11 @@ def _method(raw: Mapping[str, Any]) -> Method:
     return method
 
 
-def _preset(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _preset(raw: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
     """The section with the fields of its preset filled in; what is given beside it counts more."""
     fields = dict(raw)
     preset = fields.pop("preset", None)
-    kind = METHODS.get(str(fields.get("name", "fedproto")))
-    if preset is None or kind is None:
+    if preset is None:
         return fields
     if preset not in kind.presets:
         raise UserError(f"method.preset = {preset!r} is unknown. {nearest(str(preset), kind.presets)}")
@@ -325,9 +364,15 @@ def _models(raw: Any) -> tuple[ModelChoice, ...]:
         named = table.get("name", "cnn_digits")
         options = {key: value for key, value in table.items() if key != "name"}
         for name in named if isinstance(named, list) else [named]:
-            if not isinstance(name, str) or name not in MODELS:
-                raise UserError(f"model.name = {name!r} is unknown. {nearest(str(name), MODELS)}")
-            choices.append(ModelChoice(name, schema.check("model", MODELS[name], options)))
+            if is_path(name) or str(name).startswith(MEMORY):
+                choices.append(ModelChoice(name, own.check(name, options)))
+            elif not isinstance(name, str) or name not in MODELS:
+                raise UserError(
+                    f"model.name = {name!r} is unknown. {nearest(str(name), MODELS)} "
+                    "One of your own is named by import path: mypackage.module:Net."
+                )
+            else:
+                choices.append(ModelChoice(name, schema.check("model", MODELS[name], options)))
     if not choices:
         raise UserError("model.name = [] names no model. Name one, or a list that is dealt to the clients.")
     return tuple(choices)

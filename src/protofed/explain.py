@@ -125,7 +125,7 @@ def _play(experiment: Experiment, engine: ReferenceEngine, tell: Callable[[int, 
     up: Tree = None
     for row, number in enumerate(cohort):
         name = engine.architectures[number]
-        batch = _few(federation, number, _last_epoch(experiment))
+        batch = few(federation, number, _last_epoch(experiment))
         update = local_update(
             method,
             engine.model(number),
@@ -154,7 +154,7 @@ def _last_epoch(experiment: Experiment) -> int:
     return max(epochs[-1] - 1, 0) if epochs else 0
 
 
-def _few(federation: Federation, number: int, epoch: int) -> Batch:
+def few(federation: Federation, number: int, epoch: int) -> Batch:
     """A sample of every class that the client trains on in this epoch; two of a single class, for BatchNorm."""
     whole = Batch(*map(torch.cat, zip(*federation.epoch(number, 0, epoch), strict=True)))
     first = [int((whole.y == label).nonzero()[0]) for label in whole.y.unique()]
@@ -227,7 +227,7 @@ def choices(method: Method) -> list[dict[str, Any]]:
             "key": key,
             "value": getattr(method, key),
             "default": default,
-            **{reading: kind.presets[reading].get(key, default) for reading in PRESETS},
+            **{reading: kind.presets.get(reading, {}).get(key, default) for reading in PRESETS},
             "about": about.get(key, ""),
         }
         for key, (_, default) in schema.fields(kind).items()

@@ -30,6 +30,14 @@ class Busy(UserError):
     """Another process is writing this run."""
 
 
+def new_folder(name: str, resume: bool) -> Path:
+    """runs/NAME, or NAME-2, NAME-3, ...: a new one, or when resuming the newest there is."""
+    taken = [Path("runs") / name]
+    while taken[-1].exists():
+        taken.append(Path("runs") / f"{name}-{len(taken) + 1}")
+    return taken[-2] if resume and len(taken) > 1 else taken[-1]
+
+
 class State(NamedTuple):
     """All that a run needs to go on: randomness is computed from the seed and the round, so the round says it all."""
 

@@ -14,6 +14,7 @@ from protofed.engines import Engine
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 from protofed.method import Mean, Tree
+from protofed.prepare import taking_part
 from protofed.results import spaced
 
 VIEWS = "views.npz"
@@ -44,8 +45,9 @@ class Recorder:
         self.due = set(due(experiment.rounds, self.choice.snapshots if self.choice.enabled else 0))
         widths = {spec.architecture: spec.dim for spec in engine.specs()}
         self.width, self.classes = engine.specs()[0].dim, engine.specs()[0].classes
-        some = sorted(spaced(experiment.clients, self.choice.clients))
-        self.clients = [i for i in some if widths[engine.architectures[i]] == self.width]
+        there = taking_part(experiment)
+        some = [there[i] for i in sorted(spaced(len(there), self.choice.clients))]
+        self.clients = [i for i in some if widths.get(engine.architectures[i]) == self.width]
         self._known: tuple[Tree, Means] | None = None  # a server and its class means, for the next round
         self._views: Arrays | None = None
         if folder.file(VIEWS).is_file():

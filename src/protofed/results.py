@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protofed import newcomer
 from protofed.data.domain import Domain
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
@@ -34,6 +35,7 @@ from protofed.metrics import (
     validation_numbers,
     without_answers,
 )
+from protofed.prepare import held_out, taking_part
 from protofed.report import pictures
 from protofed.version import VERSION
 
@@ -149,7 +151,7 @@ def spaced(clients: int, most: int) -> set[int]:
     return {i * clients // many for i in range(many)}
 
 
-def _chunks(everyone: range, most: int) -> Iterator[range]:
+def _chunks(everyone: Sequence[int], most: int) -> Iterator[Sequence[int]]:
     """Clients that are measured together: ten, or a hundredth of very many, up to a hundred, if `most` allows."""
     size = max(1, min(100, max(10, len(everyone) // 100), most))
     return (everyone[i : i + size] for i in range(0, len(everyone), size))
@@ -158,6 +160,20 @@ def _chunks(everyone: range, most: int) -> Iterator[range]:
 def _personal(method: Method, tally: Tally | None, counts: Tensor) -> tuple[float | None, float | None]:
     """PM(V) and PM(L) of a client, where it was measured."""
     return personal(tally[method.inference], counts) if tally else (None, None)
+
+
+def newcomers(
+    experiment: Experiment, domains: Sequence[Domain], split: Split, server: Any, watch: Watch
+) -> list[dict[str, Any]]:
+    """The clients that were held out join."""
+    numbers = held_out(experiment)
+    if not numbers:
+        return []
+    before = experiment.clients - len(numbers)
+    joined = newcomer.held_back(experiment, domains, split, numbers).join(
+        server, lambda done, of: watch.measured(before + done, experiment.clients)
+    )
+    return [{"client": number, **one.record} for number, one in zip(numbers, joined, strict=True)]
 
 
 def finish(
@@ -172,11 +188,12 @@ def finish(
 ) -> Result:
     """The last phases, then every client is measured, and the summary is written last of all."""
     method = experiment.method
-    everyone = range(experiment.clients)
+    everyone = taking_part(experiment)
     started = time.perf_counter()
-    counts = engine.counts(everyone)
-    chosen = spaced(experiment.clients, experiment.evaluate.pm_clients)
-    own, whole = [], []  # personal models and the global model, on own test samples
+    counts = engine.counts(range(experiment.clients))
+    chosen = {everyone[i] for i in spaced(len(everyone), experiment.evaluate.pm_clients)}
+    own: dict[int, Tally] = {}  # personal models on own test samples
+    whole: dict[int, Tally] = {}  # the global model there
     wide: dict[int, Tally] = {}  # personal models on all test samples
     has_global = method.global_client(state.server) is not None
     totals = dict(state.totals)
@@ -194,30 +211,31 @@ def finish(
         tallies = engine.evaluate(method, state.server, some, on="own", who="personal", confusion=kinds[0])
         if confused:
             said += sum(tally[judged_by(method)].said.cpu() for tally in tallies)
-        own += without_answers(tallies)
+        own |= dict(zip(some, without_answers(tallies), strict=True))
         ours = [number for number in some if number in chosen]
         if ours:
             tallies = engine.evaluate(method, state.server, ours, on="global", who="personal")
             wide |= dict(zip(ours, tallies, strict=True))
-        whole += engine.evaluate(method, state.server, some, on="own", who="global") if has_global else []
-        watch.measured(some[-1] + 1, len(everyone))
+        if has_global:
+            tallies = engine.evaluate(method, state.server, some, on="own", who="global")
+            whole |= dict(zip(some, tallies, strict=True))
+        watch.measured(len(own), experiment.clients)
         if stop.is_set():
             raise KeyboardInterrupt
+    joined = newcomers(experiment, domains, split, state.server, watch)
     totals["seconds"] += time.perf_counter() - started
     folder.save(state._replace(totals=totals | {"finished": True}))
     trained_clients = len(totals["participations"])
-    if trained_clients < experiment.clients:
-        watch.note(f"{experiment.clients - trained_clients} clients never took part and are measured as they began")
-    if len(chosen) < experiment.clients:
-        watch.note(
-            f"PM is over {len(chosen)} of {experiment.clients} clients, evenly spaced (evaluate.pm_clients = 0: all)"
-        )
+    if trained_clients < len(everyone):
+        watch.note(f"{len(everyone) - trained_clients} clients never took part and are measured as they began")
+    if len(chosen) < len(everyone):
+        watch.note(f"PM is over {len(chosen)} of {len(everyone)} clients, evenly spaced (evaluate.pm_clients = 0: all)")
 
     central = engine.global_tally(method, state.server, kinds[1])
     if confused:
         answers = {"personal": said} | ({"global": central[method.inference].said.cpu()} if central else {})
         folder.write_arrays("confusion.npz", {name: part.long().numpy() for name, part in answers.items()})
-    records = []
+    records, trains = [], dict(zip(everyone, engine.samples(everyone), strict=True))
     for number in everyone:
         n = counts[number]
         records.append(
@@ -226,7 +244,7 @@ def finish(
                 "architecture": engine.architectures[number],
                 "domain": domains[int(split.domain[number])].name,
                 "classes": [c for c in range(len(n)) if n[c] > 0],
-                "train": int(n.sum()),
+                "train": trains[number],
                 "test": int(own[number]["head"].samples.sum()),
                 "rounds": state.totals["participations"].get(str(number), 0),
                 "accuracy": own[number][judged_by(method)].accuracy(),
@@ -236,7 +254,8 @@ def finish(
                 "per_class": own[number][judged_by(method)].per_class(),
             }
         )
-    folder.write("clients.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
+    lines = [*records, *({**record, "held_out": True} for record in joined)]
+    folder.write("clients.jsonl", "".join(json.dumps(r, allow_nan=False) + "\n" for r in lines))
     summary = {
         "method": experiment.method_name,
         "inference": method.inference,
@@ -245,16 +264,19 @@ def finish(
         "seed": experiment.seed,
         "clients": experiment.clients,
         "clients_trained": trained_clients,
-        **own_numbers(method, own),
-        "accuracy_global_mean": global_own_numbers(method, whole)["accuracy_global_mean"] if whole else None,
+        **own_numbers(method, list(own.values())),
+        "accuracy_global_mean": global_own_numbers(method, list(whole.values()))["accuracy_global_mean"]
+        if whole
+        else None,
         **global_numbers(method, central),
         **personal_numbers(method, list(wide.values()), counts[list(wide)]),
-        "accuracy_per_class": reduce(add, own)[judged_by(method)].per_class(),
+        "accuracy_per_class": reduce(add, own.values())[judged_by(method)].per_class(),
         "params_up_per_round": totals["params_up"] / experiment.rounds,
         "bytes_up": totals["bytes_up"],
         "bytes_down": totals["bytes_down"],
         "seconds": totals["seconds"],
         "partition": split.hash,
+        **(newcomer.summary(experiment, joined) if joined else {}),
     }
     pictures.curve(folder.rounds(), experiment.method_name, folder.file("accuracy.png"))
     pictures.clients(records, experiment.method_name, folder.file("clients.png"))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from protofed.data.scaling import inputs
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
 from protofed.errors import UserError
@@ -42,8 +43,11 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     client_bytes: int | None = None,
     cores: int | None = None,
+    prepared: Prepared | None = None,
 ) -> Result:
     """Run an experiment into a folder, or go on with one that was stopped.
+
+    `prepared` is what `prepare` gave for this experiment, where data or modules are handed in; None: done here.
 
     `client_bytes` is how much memory client states may take, beside those of one round; None: a part of what is free.
     `cores` is how many there are for it where engine.threads leaves that open; None: all.
@@ -53,8 +57,24 @@ def run(
     folder.check(experiment, resume)
     if folder.finished:
         return Result(folder.path, folder.summary())
-    prepared = prepare(experiment, Path(data_dir) if data_dir is not None else None, cores=cores)
-    with _disk(folder), folder.locked(), threads(experiment, prepared.engine), _stoppable(watch) as stop:
+    if prepared is None:
+        where = Path(data_dir) if data_dir is not None else None
+        prepared = prepare(experiment, where, cores=cores, tell=watch.note)
+    return carry_out(experiment, folder, prepared, watch, threading.Event(), checkpoint_seconds, client_bytes)
+
+
+def carry_out(
+    experiment: Experiment,
+    folder: RunFolder,
+    prepared: Prepared,
+    watch: Watch,
+    stop: threading.Event,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    client_bytes: int | None = None,
+) -> Result:
+    """All that is left of a run whose clients are ready, in this process or elsewhere; `stop` ends it after a round."""
+    told = watch.note
+    with _disk(folder), threads(experiment, prepared.engine, told), folder.locked(), _stoppable(watch, stop):
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)
         recorder = Recorder(folder, experiment, prepared.engine, state.round, watch.note)
@@ -77,18 +97,10 @@ def _open(
     started = folder.exists
     if not started:
         folder.write("experiment.toml", experiment.to_toml())
-    saved = folder.file("partition.npz")
-    if started and saved.is_file():
-        before = Split.load(saved)
-        if (before.hash, before.fingerprint) != (prepared.split.hash, prepared.split.fingerprint):
-            raise UserError(
-                f"{folder.path} was started with other data: it no longer gives the partition in {saved}. "
-                "Restore the data, or start anew with another --out."
-            )
-    prepared.split.save(saved, prepared.domains)
+    if prepared.data_here:
+        _keep_partition(folder, experiment, prepared, started)
     folder.write_json("environment.json", environment(experiment))
     folder.write_json("classes.json", classes(prepared.domains))
-    bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
     for note in (*prepared.split.notes, *prepared.notes):
         watch.note(note)
     here = experiment.torch_device()
@@ -106,6 +118,21 @@ def _open(
         state = State(0, server, folder.store(here, client_bytes), _no_totals())
         folder.save(state)  # so that there is always something to fall back to
     return state._replace(server=tree_map(lambda tensor: tensor.to(here), state.server))
+
+
+def _keep_partition(folder: RunFolder, experiment: Experiment, prepared: Prepared, started: bool) -> None:
+    """Who has what, which must not change in a run."""
+    saved = folder.file("partition.npz")
+    if started and saved.is_file():
+        before = Split.load(saved)
+        if (before.hash, before.fingerprint) != (prepared.split.hash, prepared.split.fingerprint):
+            raise UserError(
+                f"{folder.path} was started with other data: it no longer gives the partition in {saved}. "
+                "Restore the data, or start anew with another --out."
+            )
+    prepared.split.save(saved, prepared.domains)
+    bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
+    folder.write_json("inputs.json", inputs(prepared.domains, experiment.data.normalize))
 
 
 def _no_totals() -> dict[str, Any]:
@@ -134,6 +161,7 @@ def _rounds(
             cohort = draw_cohort(experiment, round)
             state.clients.fetch(cohort)
             trained = engine.train(method, state.server, cohort, round)
+            cohort = cohort if trained.answered is None else list(trained.answered)
             for note in engine.notes:
                 watch.note(note)
             engine.notes.clear()
@@ -226,9 +254,8 @@ def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) ->
 
 
 @contextlib.contextmanager
-def _stoppable(watch: Watch) -> Iterator[threading.Event]:
+def _stoppable(watch: Watch, stop: threading.Event) -> Iterator[None]:
     """The first Ctrl-C ends the run after its round, whose work is not lost; the second ends it at once."""
-    stop = threading.Event()
 
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
@@ -241,7 +268,7 @@ def _stoppable(watch: Watch) -> Iterator[threading.Event]:
     if mine:
         signal.signal(signal.SIGINT, ask)
     try:
-        yield stop
+        yield
     finally:
         if mine:
             signal.signal(signal.SIGINT, usual)

@@ -60,13 +60,17 @@ def docs(target: Any) -> dict[str, str]:
     base: Any = target.func if isinstance(target, functools.partial) else target
     found: dict[str, str] = {}
     for cls in reversed(inspect.getmro(base)):
-        if not cls.__module__.startswith("protofed"):
+        if cls.__module__.split(".")[0] in ("abc", "builtins", "torch", "typing"):
             continue
         for line in (inspect.getdoc(cls) or "").splitlines():
             key, colon, text = line.partition(": ")
             if colon and key.isidentifier():
                 found[key] = text
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+        try:
+            source = inspect.getsource(cls)
+        except (OSError, TypeError):  # a class that was not read from a file
+            continue
+        body = ast.parse(textwrap.dedent(source)).body[0].body  # type: ignore[attr-defined]
         for here, after in itertools.pairwise(body):
             if (
                 isinstance(here, ast.AnnAssign)

@@ -17,8 +17,8 @@ from protofed import schema
 from protofed.data.partition import PARTITIONS
 from protofed.data.sources import available
 from protofed.experiment import configs, shipped
-from protofed.methods import METHODS
 from protofed.models import MODELS
+from protofed.registry import all_methods
 from protofed.report import compare as comparison
 from protofed.results import Result
 
@@ -46,6 +46,9 @@ def result(console: Console, done: Result) -> None:
         "global model, global test set": s["global_accuracy"],
         "personal models, global test set, PM(V)": s["pm_v"],
         "personal models, global test set, PM(L)": s["pm_l"],
+        "held-out clients that joined, by classifier": s.get("held_out_head_mean"),
+        "  joined, by nearest prototype": s.get("held_out_proto_mean"),
+        "  had they trained alone": s.get("held_out_alone_mean"),
     }
     for what, value in shown.items():
         if value is not None:
@@ -69,7 +72,7 @@ def entries(what: str, data_dir: Path | None) -> list[dict[str, Any]]:
         return [{**row, "about": f"{row['kind']}, {row['path']}".rstrip(", ")} for row in available(data_dir)]
     if what == "experiments":
         return [{"name": name, "about": _about_file(configs() / f"{name}.toml")} for name in shipped()]
-    registries: dict[str, Mapping[str, Any]] = {"methods": METHODS, "models": MODELS, "partitions": PARTITIONS}
+    registries: dict[str, Mapping[str, Any]] = {"methods": all_methods(), "models": MODELS, "partitions": PARTITIONS}
     beside = ("paper", "losses", "presets") if what == "methods" else ()
     return [
         {"name": name, "about": _about(kind), "keys": _keys(kind), **{key: getattr(kind, key) for key in beside}}

@@ -16,6 +16,7 @@ from torch.utils._pytree import MappingKey, keystr, tree_flatten_with_path, tree
 from protofed import schema
 from protofed.engines.wire import decode, encode
 from protofed.experiment import Experiment
+from protofed.importing import path_of
 from protofed.local import Update, local_update, train
 from protofed.method import Batch, Client, Each, LocalData, Mean, Method, Params, Phase, Spec, Tree
 from protofed.methods import METHODS
@@ -341,7 +342,7 @@ def toml(trial: Trial) -> None:
     method, kind = trial.method, type(trial.method)
     remedy = "Let every field have a type, a default, and a value that its type and TOML allow (there is no None)."
     try:
-        if kind in METHODS.values():
+        if kind in METHODS.values() or path_of(kind):
             back = Experiment.from_dict(tomllib.loads(Experiment(method=method).to_toml())).method
         else:
             back = kind(**schema.check("method", kind, tomllib.loads(tomli_w.dumps(asdict(method)))))

@@ -5,7 +5,23 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from protofed.cli import bench, compare, look, report, reproduce, run, sweep, table, watch
+from protofed.cli import (
+    bench,
+    client,
+    compare,
+    export,
+    federation,
+    join,
+    look,
+    predict,
+    report,
+    reproduce,
+    run,
+    server,
+    sweep,
+    table,
+    watch,
+)
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
@@ -48,10 +64,16 @@ app.command()(watch.watch)
 app.command()(sweep.sweep)
 app.command()(table.table)
 app.command()(reproduce.reproduce)
+app.command()(join.join)
+app.command()(export.export)
+app.command()(predict.predict)
 app.command()(look.partition)
 app.command()(look.explain)
 app.command()(bench.bench)
 app.command("list")(look.list_)
+app.add_typer(federation.federation, name="federation")
+app.command()(server.server)
+app.command()(client.client)
 
 
 def main() -> None:

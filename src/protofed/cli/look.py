@@ -9,12 +9,13 @@ import typer
 
 from protofed import tables
 from protofed.cli.common import DataDir, ExperimentName, Overrides, console, errors, say
-from protofed.errors import UserError, nearest
+from protofed.errors import UserError
 from protofed.experiment import Experiment, find
 from protofed.explain import explain as explain_experiment
 from protofed.explain import guidance
-from protofed.methods import METHODS
+from protofed.federation.export import export_shares
 from protofed.prepare import prepare_split
+from protofed.registry import find_method
 from protofed.report import bubbles
 from protofed.theory.guidance import of_run as guidance_of_run
 from protofed.theory.table import guidance_table
@@ -24,6 +25,7 @@ def partition(
     experiment: ExperimentName,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for partition.npz and partition.png.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Folder for each client's samples, client-000.npz ...")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Draw and describe who has what, without training.
@@ -44,11 +46,14 @@ def partition(
         if what != "hash":
             text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
             say(f"{what}: {text}")
+    if export:
+        export_shares(plan, domains, export)
+        say(f"samples of each client, and the server's test samples: {export}")
     say(f"hash: {split.hash}\nfile: {folder / 'partition.npz'}\npicture: {folder / 'partition.png'}")
 
 
 def explain(
-    method: Annotated[str, typer.Argument(help="A method ('protofed list methods').")],
+    method: Annotated[str, typer.Argument(help="A method ('protofed list methods'), or module:Class of your own.")],
     overrides: Overrides = None,
     experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")] = "demo",
     theory: Annotated[bool, typer.Option(help="A range for lr and lam or rho from the method's theorem.")] = False,
@@ -68,8 +73,7 @@ def explain(
 
       protofed explain fednh --experiment fednh/cifar10_dir03 --data-dir DIR --json
     """
-    if method not in METHODS:
-        raise UserError(f"there is no method {method!r}. {nearest(method, METHODS)}")
+    find_method(method, "explain")
     for word in overrides or []:
         if word.partition("=")[0].strip() in ("method", "method.name"):
             raise UserError(

@@ -11,7 +11,7 @@ from protofed import tables
 from protofed.cli.common import DataDir, ExperimentName, Overrides, Track, console, say, watching
 from protofed.errors import UserError
 from protofed.experiment import Experiment, find
-from protofed.folder import RunFolder
+from protofed.folder import RunFolder, new_folder
 from protofed.run import Interrupted
 from protofed.run import run as run_experiment
 from protofed.track import TRACK
@@ -39,7 +39,7 @@ def run(
     """
     plan = Experiment.load(experiment, *(overrides or []))
     watch = watching(plan.method_name, track)
-    folder = out or _new_folder(f"{find(experiment).stem}-{plan.method_name}-seed{plan.seed}", resume)
+    folder = out or new_folder(f"{find(experiment).stem}-{plan.method_name.rpartition(':')[2]}-seed{plan.seed}", resume)
     if resume and not RunFolder(folder).exists:
         raise UserError(f"--resume: there is no run in {folder}. Check --out, or start it without --resume.")
     try:
@@ -53,11 +53,3 @@ def run(
         say(f"{stop}. Go on with:\n  {shlex.join(again)}")
         raise typer.Exit(130) from None
     tables.result(console, result)
-
-
-def _new_folder(name: str, resume: bool) -> Path:
-    """runs/NAME, or NAME-2, NAME-3, ...: a new one, or when resuming the newest there is."""
-    taken = [Path("runs") / name]
-    while taken[-1].exists():
-        taken.append(Path("runs") / f"{name}-{len(taken) + 1}")
-    return taken[-2] if resume and len(taken) > 1 else taken[-1]

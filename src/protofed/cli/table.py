@@ -29,9 +29,10 @@ def table(
     columns: Annotated[
         str | None,
         typer.Option(
-            help="With commas: accuracy, worst10, std, head, proto, global, global-own, pm_v, pm_l, params, bytes_up, "
-            "bytes_down, seconds, or any key of summary.json: after the last round. Behind it @last10: the mean of the "
-            "last ten rounds; @validation: of the round that is best on validation; @50: of the ten rounds up to 50."
+            help="With commas: accuracy, worst10, std, head, proto, global, global-own, pm_v, pm_l, held-out, "
+            "held-out-proto, held-out-alone, params, bytes_up, bytes_down, seconds, or any key of summary.json: after "
+            "the last round. Behind it @last10: the mean of the last ten rounds; @validation: of the round "
+            "that is best on validation; @50: of the ten rounds up to 50."
         ),
     ] = None,
     baseline: Annotated[

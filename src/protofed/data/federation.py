@@ -9,6 +9,7 @@ from torch import Tensor
 
 from protofed.data.augment import augment
 from protofed.data.domain import Domain
+from protofed.data.scaling import Scaler
 from protofed.data.split import Split
 from protofed.errors import UserError
 from protofed.method import Batch, LocalData
@@ -38,7 +39,9 @@ class Federation:
         normalize: str = "auto",
         augmentations: Sequence[str] = (),
         device: torch.device | str = "cpu",
+        scales: Sequence[Scaler] = (),
     ) -> None:
+        """`scales`: how each domain is scaled; by default by its own training part, as `normalize` says."""
         self.seed, self.batch_size, self.drop_last = seed, batch_size, drop_last
         self.augmentations = list(augmentations)
         self.device = torch.device(device)
@@ -52,6 +55,7 @@ class Federation:
                 "Use data.augment = []."
             )
         self.counts = torch.tensor(split.counts(domains), dtype=torch.float32, device=self.device)
+        self._scalers: list[Scaler] = []
         self._train: list[Samples] = []
         self._test: list[Samples] = []
         self._black: list[Tensor] = []
@@ -60,7 +64,8 @@ class Federation:
         self._validation_rows: list[Tensor] = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(split.test)
         self._official: list[int] = []  # test samples of each domain that are in its test part
         for number, domain in enumerate(domains):
-            scale = _scaler(domain, normalize)
+            scale = scales[number] if scales else Scaler.of(domain, normalize)
+            self._scalers.append(scale)
             members = np.flatnonzero(split.domain == number)
             used = np.unique(np.concatenate([split.train[i] for i in members] or [np.empty(0, np.int64)]))
             official = len(domain.y_test)  # a test row beyond them is a training sample held back
@@ -98,6 +103,14 @@ class Federation:
 
     def shape(self, client: int) -> tuple[int, ...]:
         return self.shapes[self.domain(client)]
+
+    def scaled(self, domain: int, x: np.ndarray) -> Tensor:
+        """Inputs of a domain as its models see them, on the CPU."""
+        return self._scalers[domain](x)
+
+    def blank(self, client: int, samples: int) -> Tensor:
+        """So many inputs of a client's shape and type, of zeros, on the CPU."""
+        return torch.zeros(samples, *self.shape(client), dtype=self._train[self.domain(client)].x.dtype)
 
     def train(self, client: int) -> Samples:
         """A client's training samples in the order of the split."""
@@ -168,35 +181,3 @@ class Federation:
         mask = torch.ones(len(y), device=self.device)
         parts = (tensor.split(self.batch_size) for tensor in (x, y, mask))
         return map(Batch, *parts)
-
-
-class _scaler:
-    """Pixels become numbers around zero: by the training set's own mean and deviation, by one half, or not at all."""
-
-    def __init__(self, domain: Domain, normalize: str) -> None:
-        sample = domain.x_train
-        self.whole = np.issubdtype(sample.dtype, np.integer) and sample.dtype != np.uint8  # tokens stay what they are
-        self.unit = 255.0 if sample.dtype == np.uint8 else 1.0
-        self.mean: np.ndarray = np.zeros(1, np.float32)
-        self.std: np.ndarray = np.ones(1, np.float32)
-        if self.whole:
-            return
-        if normalize == "half":
-            self.mean = self.std = np.full(1, 0.5, np.float32)
-            if sample.min() < 0 or sample.max() > self.unit:
-                raise UserError(
-                    f"data.normalize = 'half' is for pixels, but {domain.name} has values from {sample.min()} to "
-                    f"{sample.max()}. Use data.normalize = 'auto'."
-                )
-        elif normalize == "auto":
-            axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
-            mean = sample.mean(axis=axes, dtype=np.float64) / self.unit
-            std = sample.std(axis=axes, dtype=np.float64) / self.unit
-            shape = (1, -1, *[1] * (sample.ndim - 2))
-            self.mean = mean.reshape(shape).astype(np.float32)
-            self.std = np.where(std > 1e-6, std, 1).reshape(shape).astype(np.float32)
-
-    def __call__(self, x: np.ndarray) -> Tensor:
-        if self.whole:
-            return torch.from_numpy(x.astype(np.int64))
-        return torch.from_numpy((x.astype(np.float32) / self.unit - self.mean) / self.std)

@@ -99,6 +99,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _read_npz(path: Path) -> Found:
     arrays = _arrays(path)
+    for name in ("x", "y"):  # without a test part, the short names do as well
+        if name in arrays and f"{name}_train" not in arrays:
+            arrays[f"{name}_train"] = arrays.pop(name)
     missing = [name for name in ("x_train", "y_train") if name not in arrays]
     if ("x_test" in arrays) != ("y_test" in arrays):
         missing.append("x_test" if "y_test" in arrays else "y_test")
@@ -107,6 +110,8 @@ def _read_npz(path: Path) -> Found:
             f"{path} has no {' and no '.join(missing)} (it has: {', '.join(sorted(arrays)) or 'nothing'}). "
             "Save x_train, y_train and, if there is a test part, x_test and y_test; a table of owners goes in data.ids."
         )
+    names = tuple(str(name) for name in arrays.get("class_names", np.array([], str)).astype(str).ravel())
+    names = _number_text(arrays, names, path)
     train = arrays["x_train"], arrays["y_train"]
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     ids: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
@@ -115,8 +120,33 @@ def _read_npz(path: Path) -> Found:
         # Extra arrays of another shape are no business of ours: they say something else about the data.
         if _rows(first) == len(train[0]) and (test is None or _rows(second) == len(test[0])):
             ids[name] = first, second
-    names = arrays.get("class_names", np.array([], str))
-    return Found(train, test, tuple(str(name) for name in names.astype(str).ravel()), ids)
+    return Found(train, test, names, ids)
+
+
+def _number_text(arrays: dict[str, np.ndarray], names: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Labels that are text become numbers, in place; returns the names of the classes."""
+    keys = [key for key in ("y_train", "y_test") if key in arrays]
+    if any(arrays[key].dtype.kind not in "US" or arrays[key].ndim != 1 for key in keys):
+        return names
+    found = np.unique(np.concatenate([arrays[key].astype(str) for key in keys]))
+    known = names or tuple(str(name) for name in found)
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise UserError(f"{path} has a label {str(unknown[0])!r} that is not in its class_names. Name it there.")
+    for key in keys:
+        arrays[key] = np.array([known.index(name) for name in arrays[key].astype(str)], dtype=np.int64)
+    return known
+
+
+def read_scale(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and deviation to normalise by, where a file has both."""
+    arrays = _arrays(path)
+    if not {"mean", "std"} <= set(arrays):
+        return None
+    mean, std = arrays["mean"].astype(np.float32), arrays["std"].astype(np.float32)
+    if mean.shape != std.shape or not np.isfinite(mean).all() or not (std > 0).all():
+        raise UserError(f"{path}: mean and std must have one shape and be numbers, std above 0. Save them so.")
+    return mean, std
 
 
 def read_ids(path: Path, found: Found) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:

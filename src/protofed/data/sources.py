@@ -2,19 +2,22 @@
 
 import gzip
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from protofed.data.domain import Domain
-from protofed.data.files import Found, Pair, kind_of, read, read_ids
+from protofed.data.files import Found, Pair, kind_of, read, read_ids, read_scale
 from protofed.data.hub import from_hub, from_torchvision
+from protofed.data.own import read_clients
 from protofed.errors import UserError, nearest
+from protofed.importing import MEMORY, imported, is_path, told
 
 BUILT_IN = ("digits", "spiral")
 GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601, as Pillow turns colour into grey
@@ -28,7 +31,10 @@ class Data:
 
     name: str | list[str] = "digits"
     """One source, or several domains at once: digits, spiral, a .npz file, a folder of IDX files or of images (as a
-    path, or by name in the data folder), hf:NAME for a Hugging Face data set, torchvision:NAME."""
+    path, or by name in the data folder), hf:NAME for a Hugging Face data set, torchvision:NAME, or the import path of
+    a function of your own (mypackage.data:load)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What a function of your own is called with."""
     ids: str = ""
     """A side table (.npz) of natural owners, row for row with the data: arrays NAME_train and NAME_test."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
@@ -66,7 +72,50 @@ def load(data: Data, data_dir: Path | None) -> list[Domain]:
         )
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir {data_dir} is not a folder. Name the folder that holds the data sets.")
-    return _same_classes([_load(name, data, data_root(data_dir)) for name in names])
+    domains: list[Domain] = []
+    for name in names:
+        domains += _own(name, data) if is_path(name) else [_load(name, data, data_root(data_dir))]
+    return _same_classes(domains)
+
+
+def _own(name: str, data: Data) -> list[Domain]:
+    """What a function of the user's own gives: one data set, or a list or dict of them, one domain each."""
+    if data.ids or data.size or data.channels:
+        raise UserError(f"data.ids, data.size and data.channels are not for {name}, which gives data as it is to be.")
+    function = imported("data.name", name)
+    if not callable(function):
+        raise UserError(f"data.name = {name!r} is {type(function).__name__}, not a function that gives data.")
+    try:
+        given = function(**data.options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"data.name = {name!r}: calling it raises {told(error)}. Its arguments: data.options."
+        ) from error
+    several = isinstance(given, list) or (isinstance(given, dict) and "train" not in given)
+    return read_clients(given if several else {name: given}, test_fraction=data.test_fraction, seed=FIXED).domains
+
+
+def load_own(source: str, data: Data, classes: Sequence[str], data_dir: Path | None = None) -> Domain:
+    """One client's own data, its labels as numbers of these classes: by name where it has names, else as they are."""
+    domain = _load(source, replace(data, ids=""), data_root(data_dir), names=tuple(classes))
+    unknown = [name for name in domain.class_names if name not in classes]
+    if unknown:
+        raise UserError(f"--data {source} has the class {unknown[0]!r}, which is none of {', '.join(classes)}.")
+    order = np.array([list(classes).index(name) for name in domain.class_names], np.int64)
+    return replace(
+        domain, y_train=order[domain.y_train], y_test=order[domain.y_test], class_names=tuple(classes),
+        scale=_find_scale(source, data_root(data_dir)),
+    )  # fmt: skip
+
+
+def _find_scale(source: str, root: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """What to normalise by, where the file says it."""
+    if source in BUILT_IN or source.startswith(("hf:", "torchvision:")):
+        return None
+    path = _find(source, root)
+    return read_scale(path) if kind_of(path) == "npz" else None
 
 
 def available(data_dir: Path | None) -> list[dict[str, str]]:
@@ -89,9 +138,15 @@ def data_root(data_dir: Path | None) -> Path:
     return data_dir or Path(os.environ.get("PROTOFED_DATA") or "data")
 
 
-def _load(name: str, data: Data, root: Path) -> Domain:
+def _load(name: str, data: Data, root: Path, names: tuple[str, ...] = ()) -> Domain:
+    """`names` are those of the classes, where the source has none of its own."""
     rng = np.random.default_rng(FIXED)  # a test part that has to be held back belongs to the data set, not to a run
     where = name
+    if name.startswith(MEMORY):
+        raise UserError(
+            "the data of this run was handed in by a script, and is not kept with it. Hand it in again, as in "
+            "result = federate(models, clients, out=..., resume=True); result.export(DIR, client=0) exports a model."
+        )
     if name == "digits":
         found = _digits()
     elif name == "spiral":
@@ -104,9 +159,22 @@ def _load(name: str, data: Data, root: Path) -> Domain:
         path = _find(name, root)
         where = str(path)
         found = from_hub(where, root, data.size) if kind_of(path) == "hub" else read(path, data.size)
+    if names and not found.class_names:
+        _refuse_unknown(found, names, where)
+        found = replace(found, class_names=names)
     if data.ids:
         found = replace(found, ids=read_ids(_find(data.ids, root), found))
     return _domain(name, where, found, data, rng)
+
+
+def _refuse_unknown(found: Found, names: tuple[str, ...], where: str) -> None:
+    """Labels without names are numbers of the classes."""
+    for y in (pair[1] for pair in (found.train, found.test) if pair is not None and len(pair[1])):
+        if y.dtype.kind in "biu" and not 0 <= int(y.min()) <= int(y.max()) < len(names):
+            raise UserError(
+                f"{where} has labels from {y.min()} to {y.max()}, but there are {len(names)} classes: 0 to "
+                f"{len(names) - 1}. Number them so, or save class_names."
+            )
 
 
 def _digits() -> Found:
@@ -212,8 +280,8 @@ def _labels(y: np.ndarray, where: str) -> np.ndarray:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "biu":
         raise UserError(
-            f"{where}: labels must be one whole number per sample, got {y.dtype} of shape {y.shape}. "
-            "Save them as an integer array (N,)."
+            f"{where}: labels must be one whole number (or text) per sample, got {y.dtype} of shape {y.shape}. "
+            "Save them as an array (N,) of one kind."
         )
     return y.astype(np.int64)
 
@@ -235,7 +303,7 @@ def _number(ys: list[np.ndarray], names: tuple[str, ...], where: str) -> tuple[l
 
 
 def _samples(x: np.ndarray, where: str, data: Data) -> np.ndarray:
-    """uint8 images as uint8 (N, C, H, W), all else as float32."""
+    """uint8 images as uint8 (N, C, H, W), rows of whole numbers as int64, all else as float32."""
     if x.ndim < 2 or not x[0].size or x.dtype.kind not in "biuf":
         raise UserError(
             f"{where}: samples must be numbers of shape (N, features), (N, H, W) or (N, H, W, C), all of one size, got "
@@ -245,7 +313,9 @@ def _samples(x: np.ndarray, where: str, data: Data) -> np.ndarray:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    if x.dtype != np.uint8 or x.ndim != 4:
+    if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
+        x = x.astype(np.int64)  # tokens, perhaps: the model will tell
+    elif x.dtype != np.uint8 or x.ndim != 4:
         with np.errstate(over="ignore"):  # too big for float32 becomes inf, which is reported below
             x = x.astype(np.float32)
         if not np.isfinite(x).all():

@@ -21,6 +21,7 @@ class Trained(NamedTuple):
     finite: Tensor  # (K,) whether all of a client's loss, parameters and upload are numbers
     sent: Size  # over the cohort
     received: Size
+    answered: tuple[int, ...] | None = None  # which of the cohort this is, where some did not answer; None: all
 
 
 def nobody(cohort: Sequence[int]) -> Trained:
@@ -34,12 +35,14 @@ class Engine(Protocol):
 
     clients: MutableMapping[int, Client]
     """State of every client that has taken part; a new round's states count once they are put here."""
-    architectures: list[str]
-    """Which model each client has."""
     notes: list[str]
     """What the user should be told, once."""
     clock: Clock
     """Seconds of training and of uploading; whoever runs the rounds adds the other parts, and takes them."""
+
+    @property
+    def architectures(self) -> list[str]:
+        """Which model each client has."""
 
     def specs(self) -> list[Spec]:
         """One for each architecture, the server's first."""
@@ -51,7 +54,10 @@ class Engine(Protocol):
         """The last phases of these clients, after the last round; nothing goes up."""
 
     def counts(self, cohort: Sequence[int]) -> Tensor:
-        """Training samples per class (K, C)."""
+        """Training samples per class (K, C); zeros where clients keep that to themselves."""
+
+    def samples(self, cohort: Sequence[int]) -> list[int]:
+        """Training samples of each of these clients."""
 
     def evaluate(
         self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""

@@ -30,9 +30,10 @@ class Clock:
             return
         started = time.perf_counter()
         yield
-        self._add(name, (time.perf_counter() - started) / at_once)
+        self.add(name, (time.perf_counter() - started) / at_once)
 
-    def _add(self, name: str, seconds: float) -> None:
+    def add(self, name: str, seconds: float) -> None:
+        """So many more seconds for a part."""
         with self._lock:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
@@ -40,6 +41,6 @@ class Clock:
         """The seconds since they were taken last; these parts are done when it returns."""
         for name, first, last in self._marks:
             last.synchronize()
-            self._add(name, first.elapsed_time(last) / 1000)
+            self.add(name, first.elapsed_time(last) / 1000)
         found, self._seconds, self._marks = self._seconds, {}, []
         return found

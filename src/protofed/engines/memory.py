@@ -52,7 +52,8 @@ def free(device: torch.device) -> int:
     """Bytes that can still be had."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        left = whole(device) - torch.cuda.memory_reserved(device)  # of this process's part
+        return min(torch.cuda.mem_get_info(device)[0], left) + cached
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     limits = [limit - used for limit, used in (_group_limit(),) if limit is not None]
@@ -74,7 +75,8 @@ def _group_limit() -> tuple[int | None, int]:
 def whole(device: torch.device) -> int:
     """Bytes that there are: by this, which does not change, is chosen how many clients are trained at once."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        part = torch.cuda.get_per_process_memory_fraction(device)
+        return int(torch.cuda.get_device_properties(device).total_memory * part)
     limit, _ = _group_limit()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages if limit is None else min(pages, limit)

@@ -17,7 +17,7 @@ from protofed.engines.clock import Clock
 from protofed.engines.stacks import stack
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
-from protofed.method import Client, Method, Params, Spec, Tree
+from protofed.method import Client, Mean, Method, Params, Spec, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
 from protofed.models.layers import matrix_convs, plain_pools
@@ -27,6 +27,8 @@ from protofed.ops.trees import all_finite, alone, deal, merge
 
 NEAR = 2**23  # bytes of states that a CPU holds at once in a group: more would leave its cache between two uses
 MOST = {"cpu": 1024, "cuda": 16384}  # samples in one pass outside of training: what a CPU's cache has room for, or much
+COUNTLESS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)  # of a model that needs numbers
+UNCOUNTED = 1000  # bytes that such a model makes of one of its input, roughly
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
 
@@ -85,6 +87,10 @@ class ReferenceEngine:
         classes, clients, largest = self.federation.classes, self.federation.clients, int(self.federation.counts.max())
         return Spec(name, classes, module.dim, params, buffers, seed, clients, largest), module
 
+    def spec_of(self, build: Build, shape: tuple[int, ...], name: str) -> Spec:
+        """The common start of a model that none of these clients need have."""
+        return self._build(name, build, shape, random.seed(self.seed, "init", "common"))[0]
+
     def _refuse_lonely_samples(self) -> None:
         """BatchNorm cannot train on a batch of one sample whose map is one pixel."""
         for name, model in self._models.items():
@@ -93,9 +99,11 @@ class ReferenceEngine:
                 continue
             for client in members:
                 if self.federation.smallest_batch(client) == 1:
+                    remedy = "Use drop_last = true (settings={'drop_last': True}), or another batch_size."
+                    remedy = "Leave it out." if self.federation.used(client) == 1 else remedy
                     raise UserError(
                         f"batch_size = {self.federation.batch_size} leaves client {client} a batch of one sample, on "
-                        f"which {name} (BatchNorm) cannot train. Use drop_last = true, or another batch_size."
+                        f"which {name} (BatchNorm) cannot train. {remedy}"
                     )
 
     def specs(self) -> list[Spec]:
@@ -104,6 +112,10 @@ class ReferenceEngine:
     def model(self, number: int) -> FunctionalModel:
         """A client's network."""
         return self._models[self.architectures[number]]
+
+    def module(self, number: int) -> nn.Module:
+        """A client's network as it was built."""
+        return self._modules[self.architectures[number]]
 
     def padded_model(self, number: int, compiled: bool) -> FunctionalModel:
         """A client's network once more, for batches that may be padded, of layers that are fast for stacked clients."""
@@ -114,16 +126,16 @@ class ReferenceEngine:
             if compiled or (self.federation.device.type == "cpu" and not module.training):
                 plain_pools(module)
 
-        return FunctionalModel(self._modules[self.architectures[number]], padded=True, change=change)
+        return FunctionalModel(self.module(number), padded=True, change=change)
 
     def largest(self, number: int) -> int:
         """Bytes of the largest thing that a client's network makes of one sample."""
         name = self.architectures[number]
         if name not in self._largest:
             x = self.federation.train(number).x[:1]
-            x = x if len(x) else torch.zeros(1, *self.federation.shape(number))
+            x = x if len(x) else self.federation.blank(number, 1)
             self._largest[name] = 0
-            with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):  # a model that needs numbers
+            with torch.no_grad(), contextlib.suppress(*COUNTLESS):
                 _, self._largest[name] = memory.counted(self._models[name], Client(*state(self._modules[name])), x)
         return self._largest[name]
 
@@ -141,7 +153,7 @@ class ReferenceEngine:
         name = self.architectures[number]
         if name not in self._lanes:
             model, spec = self._models[name], self._common[name]
-            x = torch.zeros(self.federation.batch_size, *self.federation.shape(number))
+            x = self.federation.blank(number, self.federation.batch_size)
 
             def step(params: Params, x: Tensor) -> Tensor:
                 logits: Tensor = model.training(spec.buffers, key)(Client(params, spec.buffers), x)[1]
@@ -149,7 +161,10 @@ class ReferenceEngine:
 
             key, *inputs = memory.on_meta((random.key(0), spec.params, x))
             spec = spec._replace(buffers=memory.on_meta(spec.buffers))
-            made, _ = memory.counted(torch.func.grad(step), *inputs)
+            try:
+                made, _ = memory.counted(torch.func.grad(step), *inputs)
+            except COUNTLESS:
+                made = UNCOUNTED * self.federation.batch_size * memory.size(x[:1])
             each, remedy = made + 4 * memory.size(spec.params), "Use a smaller model or batch_size."
             self._lanes[name] = memory.fitting(each, self.federation.device, f"training one client of {name}", remedy)
         return self._lanes[name]
@@ -164,11 +179,11 @@ class ReferenceEngine:
         """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""
         name = self.architectures[number]
         if name not in self._flops:
-            x = torch.zeros(1, *self.federation.shape(number))
+            x = self.federation.blank(number, 1)
             client = Client(*state(self._modules[name]))
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            with torch.no_grad(), contextlib.suppress(*COUNTLESS), FlopCounterMode(display=False) as counter:
                 self._models[name](*memory.on_meta((client, x)))
-            self._flops[name] = 3.0 * counter.get_total_flops()
+            self._flops[name] = 3.0 * max(counter.get_total_flops(), memory.size(client.params) / 4)
         return self._flops[name]
 
     def rounding(self) -> torch.autocast:
@@ -198,28 +213,38 @@ class ReferenceEngine:
     def counts(self, cohort: Sequence[int]) -> Tensor:
         return self.federation.counts[list(cohort)].cpu()
 
+    def samples(self, cohort: Sequence[int]) -> list[int]:
+        return [int(n) for n in self.counts(cohort).sum(1)]
+
+    def update(self, method: Method, number: int, mine: Tree, round: int) -> local.Update:
+        """One client's whole round, from what the server dealt to it."""
+        return local.local_update(
+            method,
+            self._models[self.architectures[number]],
+            self.optimizer,
+            self.client(method, number),
+            self.federation.local(number, round),
+            lambda epoch: self.federation.epoch(number, round, epoch),
+            mine,
+            self.optimizer.rate(round),
+            self.local_epochs,
+            self.rounding,
+            self.clock.part,
+        )
+
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         if not any(self.federation.used(number) for number in cohort):
             return nobody(cohort)
+        return self.share(method, server, cohort, round)
+
+    def share(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        """Local training of these clients, of whom some, or others of their round, have data."""
         down = method.broadcast(server, self._ids(cohort))
-        lr = self.optimizer.rate(round)
         updates: list[local.Update] = []
         sent = received = Size(0, 0)
         for row, number in enumerate(cohort):
             mine = deal(down, row)
-            update = local.local_update(
-                method,
-                self._models[self.architectures[number]],
-                self.optimizer,
-                self.client(method, number),
-                self.federation.local(number, round),
-                lambda epoch, number=number: self.federation.epoch(number, round, epoch),  # type: ignore[misc]
-                mine,
-                lr,
-                self.local_epochs,
-                self.rounding,
-                self.clock.part,
-            )
+            update = self.update(method, number, mine, round)
             updates.append(update)
             sent = sent + measure(update.up)
             received = received + measure(mine)
@@ -233,30 +258,33 @@ class ReferenceEngine:
         )
 
     def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
-        phases = method.last_phases()
         down = method.broadcast(server, self._ids(cohort))
         finished, losses, received = {}, [], Size(0, 0)
         for row, number in enumerate(cohort):
-            model, mine = self._models[self.architectures[number]], deal(down, row)
-            data = self.federation.local(number, round)
-            client = method.last_receive(model, self.client(method, number), data, mine)
+            mine = deal(down, row)
             received = received + measure(mine)
-            finished[number], loss, _ = local.train(
-                method,
-                model,
-                self.optimizer,
-                phases,
-                client,
-                lambda epoch, number=number: self.federation.epoch(number, round, epoch),  # type: ignore[misc]
-                mine,
-                data.key,
-                self.optimizer.rate(round),
-                self.local_epochs,
-                self.rounding,
-            )
+            finished[number], loss = self.last(method, number, mine, round)
             losses.append(loss)
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
         return Trained({}, finished, stack(losses), finite, Size(0, 0), received)
+
+    def last(self, method: Method, number: int, mine: Tree, round: int) -> tuple[Client, Mean]:
+        """One client's last phases, from what the server dealt to it."""
+        model, data = self._models[self.architectures[number]], self.federation.local(number, round)
+        client, loss, _ = local.train(
+            method,
+            model,
+            self.optimizer,
+            method.last_phases(),
+            method.last_receive(model, self.client(method, number), data, mine),
+            lambda epoch: self.federation.epoch(number, round, epoch),
+            mine,
+            data.key,
+            self.optimizer.rate(round),
+            self.local_epochs,
+            self.rounding,
+        )
+        return client, loss
 
     def labels(self, number: int, part: str) -> Tensor:
         samples, rows = self._part(number, part)
@@ -285,12 +313,16 @@ class ReferenceEngine:
             client = method.global_client(server) if who == "global" else self.client(method, number)
             if client is None:
                 raise ValueError(f"{type(method).__name__} has no global model")
-            samples = self.federation.test(number, on)
-            if on == "global":
-                samples = self.federation.global_test(self.federation.domain(number))
-            own = self.federation.counts[number] > 0
-            tallies.append(self._count(method, number, client, samples, deal(down, row), own, confusion))
+            tallies.append(self.tested(method, number, client, deal(down, row), on, confusion))
         return tallies
+
+    def tested(self, method: Method, number: int, client: Client, mine: Tree, on: str, confusion: str = "") -> Tally:
+        """Counts of one client, or of the global model in its place, with what the server dealt to it."""
+        samples = self.federation.test(number, on)
+        if on == "global":
+            samples = self.federation.global_test(self.federation.domain(number))
+        own = self.federation.counts[number] > 0
+        return self._count(method, number, client, samples, mine, own, confusion)
 
     def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
         client = method.global_client(server)

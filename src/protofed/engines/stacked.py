@@ -47,6 +47,7 @@ class Pace(NamedTuple):
     speed: float  # operations a second
 
 
+UNSTACKED = (RuntimeError, NotImplementedError, ValueError, TypeError)  # raised by torch.vmap
 PACE = {"cuda": Pace(4e-4, 5e-4, 2e13), "cpu": Pace(1e-2, 5e-4, 2e10), "compiled": Pace(1e-3, 5e-4, 4e10)}
 
 
@@ -70,17 +71,20 @@ class StackedEngine:
         compiled: bool = False,
         ordered: bool = False,
         typical: Sequence[int] = (),
+        shares: int = 1,
     ) -> None:
         """`ordered`: sums over clients in the order of the cohort, whatever the groups; `typical`: the clients of a
-        round, by which the number of lanes is chosen; without them, those of the first round."""
+        round, by which the number of lanes is chosen; without them, those of the first round; `shares`: engines like
+        this one that a round is spread over."""
         self.reference, self.chunk, self.compiled, self.typical = reference, chunk, compiled, typical
         self.ordered = ordered
         self.notes: list[str] = []  # what the user should be told
-        self._refused: str | None = None  # why clients cannot be stacked, found in the first round
+        self._refused: str | None = None  # why clients cannot be stacked, if known
         self._trial: list[float] | None = None  # seconds of training, where only some steps are taken to find out
         self.federation, self.optimizer = reference.federation, reference.optimizer
         self.device = self.federation.device
         self.workers = workers if self.device.type == "cpu" else 1
+        self.parts = self.workers * shares  # groups of one architecture, at least
         self.architectures = reference.architectures
         self._data: dict[str, StackedData] = {}
         self._models: dict[tuple[str, int], FunctionalModel] = {}
@@ -90,12 +94,14 @@ class StackedEngine:
         self._steps: dict[Any, Any] = {}
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
-        self._works = False
+        self._works = self._judges = False  # training, and tests, have been done so once
         self._looks: dict[Method, bool] = {}  # whether a method's upload looks at the samples
         self._together: dict[tuple[int, ...], tuple[list[Client], Client]] = {}
         self._draws: dict[str, dict[str, torch.Size]] = {}
         self.clock = reference.clock
         self._busy = 1  # threads that train at once
+        if any(reference.model(number).recurrent for number in range(len(self.architectures))):
+            self._refused = "recurrent layers (LSTM, GRU)"
 
     @property
     def clients(self) -> MutableMapping[int, Client]:
@@ -111,32 +117,45 @@ class StackedEngine:
     def counts(self, cohort: Sequence[int]) -> Tensor:
         return self.reference.counts(cohort)
 
+    def samples(self, cohort: Sequence[int]) -> list[int]:
+        return self.reference.samples(cohort)
+
     def why_not(self, method: Method) -> str | None:
         """What keeps a method's clients from being stacked, in words."""
         if not method.stackable:
             return f"{type(method).__name__} works on the host, client by client"
         return self._refused
 
+    def _refuse(self, why: str) -> None:
+        self._refused = why
+        self.notes.append(f"one client after another, not stacked: {why}")
+
     # training
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
         if not any(self.federation.used(number) for number in cohort):
             return nobody(cohort)
-        if self.why_not(method):
-            return self.reference.train(method, server, cohort, round)
-        while True:
+        return self.summed(self.share(method, server, cohort, self.groups(cohort), round))
+
+    def share(
+        self, method: Method, server: Tree, cohort: Sequence[int], groups: Sequence[Group], round: int
+    ) -> Trained:
+        """Local training of a cohort in these groups; where sums are ordered, its uploads are not summed yet."""
+        while self.why_not(method) is None:
             try:
-                trained = self._run(method, server, cohort, round, last=False)
+                trained = self._run(method, server, cohort, groups, round, last=False)
                 self._works = True
                 return trained
             except torch.OutOfMemoryError:
                 self._narrow()
-            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            except UNSTACKED as error:
                 if self._works:
                     raise
-                self._refused = f"torch.vmap cannot take {_operation(error)}"
-                self.notes.append(f"one client after another, not stacked: {self._refused}")
-                return self.reference.train(method, server, cohort, round)
+                self._refuse(f"torch.vmap cannot take {_operation(error)}")
+        if not self.ordered:
+            return self.reference.share(method, server, cohort, round)
+        alone = [self.reference.share(method, server, [number], round) for number in cohort]
+        return self.joined([part._replace(up=_as_row(part.up)) for part in alone], range(len(cohort)))
 
     def trial(self, method: Method, server: Tree, cohort: Sequence[int]) -> float:
         """Seconds of training that a round takes, roughly, from a few steps; nothing comes of them."""
@@ -144,7 +163,7 @@ class StackedEngine:
             self._trial = []
             try:
                 self.train(method, server, cohort, 0)
-                found = sum(self._trial) / self.workers
+                found = sum(self._trial) / self.parts
             finally:
                 self._trial = None
         return found
@@ -152,12 +171,12 @@ class StackedEngine:
     def guess(self, rounds: int) -> float:
         """Seconds of training that so many rounds take, very roughly, from sizes alone."""
         seconds = 0.0
-        for group in self._groups(self.typical):
+        for group in self.groups(self.typical):
             pace, width = self._pace, self._width(group)
             steps = sum(-(-self.federation.used(i) // self.federation.batch_size) for i in group.numbers)
             each = self.reference.flops(group.numbers[0]) * self.federation.batch_size / pace.speed
             seconds += steps * self.reference.local_epochs * (pace.step / width + each)
-        return rounds * seconds / self.workers
+        return rounds * seconds / self.parts
 
     def use(self, compiled: bool) -> None:
         """From now on compile training steps, or not."""
@@ -185,20 +204,30 @@ class StackedEngine:
             torch.cuda.empty_cache()
 
     def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        return self.finish_share(method, server, cohort, self.groups(cohort), round)
+
+    def finish_share(
+        self, method: Method, server: Tree, cohort: Sequence[int], groups: Sequence[Group], round: int
+    ) -> Trained:
+        """The last phases of a cohort in these groups."""
         if self.why_not(method):
             return self.reference.finish(method, server, cohort, round)
-        return self._run(method, server, cohort, round, last=True)
+        return self._run(method, server, cohort, groups, round, last=True)
 
-    def _run(self, method: Method, server: Tree, cohort: Sequence[int], round: int, last: bool) -> Trained:
+    def _run(
+        self, method: Method, server: Tree, cohort: Sequence[int], groups: Sequence[Group], round: int, last: bool
+    ) -> Trained:
         down = method.broadcast(server, self._ids(cohort))
-        groups = self._groups(cohort)
-        order = self._ids([i for group in groups for i in group.places]).argsort()
         states = {number: self.reference.client(method, number) for number in cohort}  # new ones draw, one by one
         self._busy = min(self.workers, len(groups))
         parts = self._each(lambda group: self._train_group(method, group, states, down, round, last), groups)
-        up = self._merged([part.up for part in parts], order)
+        return self.joined(parts, [place for group in groups for place in group.places])
+
+    def joined(self, parts: Sequence[Trained], places: Sequence[int]) -> Trained:
+        """What parts of a cohort give together, in the order of the cohort: their clients have these places in it."""
+        order = self._ids(places).argsort()
         return Trained(
-            up=up,
+            up=self._merged([part.up for part in parts], order),
             clients={number: client for part in parts for number, client in part.clients.items()},
             loss=along(order, join([part.loss for part in parts])),
             finite=torch.cat([part.finite for part in parts])[order],
@@ -207,18 +236,19 @@ class StackedEngine:
         )
 
     def _merged(self, ups: Sequence[Tree], order: Tensor) -> Tree:
-        """The uploads of all groups together: what is seen client by client in the order of the cohort, the rest
-        summed, in that order too if that was asked for."""
-        if not self.ordered:
-            return map_nodes(
-                lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n, reduce(merge, ups)
-            )
-        rows = tree_map(lambda *parts: torch.cat(parts)[order], *ups)
+        """The uploads of all parts together: what is seen client by client in the order of the cohort, and the rest
+        summed, or in that order too, to be summed."""
+        if self.ordered:
+            return tree_map(lambda *parts: torch.cat(parts)[order], *ups)
         return map_nodes(
-            lambda n: n if isinstance(n, Each) else tree_map(lambda t: reduce(torch.add, t.unbind(0)), n), rows
+            lambda n: Each(tree_map(lambda t: t[order], n.rows)) if isinstance(n, Each) else n, reduce(merge, ups)
         )
 
-    def _groups(self, cohort: Sequence[int]) -> list[Group]:
+    def summed(self, trained: Trained) -> Trained:
+        """The same with all uploads summed, one by one where that was asked for."""
+        return trained._replace(up=_one_by_one(trained.up)) if self.ordered else trained
+
+    def groups(self, cohort: Sequence[int]) -> list[Group]:
         """Clients of one architecture, those with the most samples first, dealt evenly to the workers."""
         by_name: dict[str, list[int]] = {}
         for place in sorted(range(len(cohort)), key=lambda place: -self.federation.used(cohort[place])):
@@ -226,7 +256,7 @@ class StackedEngine:
         groups = []
         for name, places in by_name.items():
             fits = self.reference.states_that_fit(cohort[places[0]])
-            parts = min(len(places), max(self.workers, -(-len(places) // fits)))
+            parts = min(len(places), max(self.parts, -(-len(places) // fits)))
             dealt: list[list[int]] = [[] for _ in range(parts)]
             loads = [0] * parts
             for place in places:  # each to the group that has least to do
@@ -241,7 +271,7 @@ class StackedEngine:
         if self.workers == 1 or len(groups) == 1:
             return [work(group) for group in groups]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, initializer=_alone_on_its_core)
+            self._pool = ThreadPoolExecutor(self.workers, initializer=alone_on_its_core)
         return list(self._pool.map(work, groups))
 
     def _model(self, group: Group) -> FunctionalModel:
@@ -266,12 +296,13 @@ class StackedEngine:
         with self._lock:
             name = group.architecture
             if name not in self._widths:
-                groups = [g for g in self._groups(self.typical) if g.architecture == name] or [group]
+                groups = [g for g in self.groups(self.typical) if g.architecture == name] or [group]
                 steps = [[-(-self.federation.used(i) // self.federation.batch_size) for i in g.numbers] for g in groups]
                 pace = self._pace
                 each = self.reference.flops(group.numbers[0]) * self.federation.batch_size / pace.speed
                 width = max(best_width(n, pace.step, each, pace.change) for n in steps)
-                fits = self.reference.lanes_that_fit(group.numbers[0]) // self.workers
+                at_once = self.parts if self.device.type == "cpu" else 1
+                fits = self.reference.lanes_that_fit(group.numbers[0]) // at_once
                 if self.device.type == "cpu":
                     each_lane = self.reference.largest(group.numbers[0]) * self.federation.batch_size
                     fits = min(fits, CACHE // max(1, each_lane))
@@ -518,8 +549,8 @@ class StackedEngine:
         model = self._model(group)
         with self._lock:
             if group.architecture not in self._draws:
-                shape = self.federation.shape(group.numbers[0])
-                self._draws[group.architecture] = model.draws(self.federation.batch_size, shape)
+                inputs = self.federation.blank(group.numbers[0], self.federation.batch_size)
+                self._draws[group.architecture] = model.draws(inputs)
             draws = self._draws[group.architecture]
         each = sum(s.numel() for s in draws.values()) * keys.shape[1]
         if not each or each * len(keys) > DRAWN:
@@ -633,18 +664,34 @@ class StackedEngine:
         return self.reference.embed(method, number, part, rows)
 
     def evaluate(
-        self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
+        self,
+        method: Method,
+        server: Tree,
+        cohort: Sequence[int],
+        on: str,
+        who: str,
+        confusion: str = "",
+        groups: Sequence[Group] = (),
     ) -> list[Tally]:
         if self.why_not(method):
             return self.reference.evaluate(method, server, cohort, on, who, confusion)
         down = method.broadcast(server, self._ids(cohort))
-        groups, whole = self._groups(cohort), method.global_client(server) if who == "global" else None
+        groups, whole = groups or self.groups(cohort), method.global_client(server) if who == "global" else None
         if who == "global" and whole is None:
             raise ValueError(f"{type(method).__name__} has no global model")
         states = {number: whole or self.reference.client(method, number) for number in cohort}
-        counted = self._each(
-            lambda group: self._evaluate_group(method, group, states, whole, down, on, confusion), groups
-        )
+        try:
+            counted = self._each(
+                lambda group: self._evaluate_group(method, group, states, whole, down, on, confusion), groups
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except UNSTACKED as error:
+            if self._judges:
+                raise
+            self._refuse(f"torch.vmap cannot take {_operation(error)}")
+            return self.reference.evaluate(method, server, cohort, on, who, confusion)
+        self._judges = True
         found: dict[int, Tally] = {}
         for group, tallies in zip(groups, counted, strict=True):
             found |= dict(zip(group.places, tallies, strict=True))
@@ -705,24 +752,39 @@ class StackedEngine:
         counted = self._pass(name, work, clients, rows, mask, own, mine)
         return rows_of(tree_map(torch.Tensor.cpu, counted), copy=False)
 
-    def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
+    def global_tally(
+        self, method: Method, server: Tree, confusion: str = "", share: slice = slice(None)
+    ) -> Tally | None:
+        """The global model on all test samples that fit it, or on a share of them; None where that is nothing."""
         client = method.global_client(server)
-        if client is None or self.workers == 1 or self.why_not(method):
-            return self.reference.global_tally(method, server, confusion)
+        if client is None or self.parts == 1 or self.why_not(method):
+            return self.reference.global_tally(method, server, confusion) if not share.start else None
         down = deal(method.broadcast(server, self._ids([0])), 0)
         group, own = Group(self.architectures[0], [0], [0]), torch.ones(self.federation.classes, dtype=torch.bool)
         shape, wide = self.federation.shape(0), self._at_once(group)
         tests = [self.federation.global_test(d) for d, s in enumerate(self.federation.shapes) if s == shape]
-        parts = [part for x, y in tests for part in zip(x.split(wide), y.split(wide), strict=True)]
+        parts = [part for x, y in tests for part in zip(x.split(wide), y.split(wide), strict=True)][share]
 
         @torch.no_grad()
         def count(part: tuple[Tensor, Tensor]) -> Tally:
             return tally(method.predict(self._model(group), client, part[0], down), part[1], own, confusion=confusion)
 
-        return reduce(add, self._each(count, parts))
+        return reduce(add, self._each(count, parts)) if parts else None
 
 
-def _alone_on_its_core() -> None:
+def _one_by_one(rows: Tree) -> Tree:
+    """Uploads with an axis of clients summed in the order in which they lie there."""
+    return map_nodes(
+        lambda n: n if isinstance(n, Each) else tree_map(lambda t: reduce(torch.add, t.unbind(0)), n), rows
+    )
+
+
+def _as_row(up: Tree) -> Tree:
+    """One client's merged upload with an axis of clients, which an Each has already."""
+    return map_nodes(lambda n: n if isinstance(n, Each) else tree_map(lambda t: t[None], n), up)
+
+
+def alone_on_its_core() -> None:
     """A thread computes by itself, and takes numbers too small to matter for zero: they are ten times slower."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

@@ -34,7 +34,10 @@ class FedPer(Method):
 
     def check(self, specs: Sequence[Spec]) -> None:
         if not without(specs[0].params, self.private):
-            raise UserError(f"method.private = {list(self.private)} leaves nothing to share. Name fewer parts.")
+            raise UserError(
+                f"method.private = {list(self.private)} leaves nothing to share. Name fewer parts, or use project = 64 "
+                "behind a frozen encoder."
+            )
         same_shapes("fedper", [spec._replace(params=without(spec.params, self.private)) for spec in specs])
 
     def init_server(self, spec: Spec) -> Tree:

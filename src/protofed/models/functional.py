@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from protofed.method import Client, Params
+from protofed.models.attention import open_attention
+from protofed.models.keyed import Keyed
 from protofed.models.layers import key_dropouts, mask_norms
 from protofed.ops import random
 from protofed.ops.trees import under
@@ -42,11 +45,13 @@ class FunctionalModel:
         """`padded`: batches may have padding; `change` may put faster layers for the same into a copy of the module."""
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
-        change(self.eval_module)
-        change(self.train_module)
+        for made in (self.eval_module, self.train_module):
+            open_attention(made)
+            change(made)
         self.dropouts = key_dropouts(self.train_module)
         self.norms = [f"{name}.mask" for name in mask_norms(self.train_module, every=padded)]
         self.train_module.to("meta")
+        self.draws_itself: bool = getattr(module, "draws_itself", False)
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
         z = self.embed(client, x, at)
@@ -64,8 +69,8 @@ class FunctionalModel:
         """The model in training mode; the mask says which samples are real, `drawn` what dropouts keep if known."""
         return Training(self, buffers, key, mask, drawn or {})
 
-    def draws(self, batch: int, shape: tuple[int, ...]) -> dict[str, torch.Size]:
-        """What the dropouts draw for a batch of inputs of this shape, by name; nothing where that cannot be told."""
+    def draws(self, inputs: Tensor) -> dict[str, torch.Size]:
+        """What the dropouts draw for a batch of inputs like these, by name; nothing where that cannot be told."""
         found: dict[str, torch.Size] = {}
         hooks = [
             self.train_module.get_submodule(name).register_forward_pre_hook(
@@ -74,7 +79,7 @@ class FunctionalModel:
             for name in self.dropouts
         ]
         try:
-            self.train_module.head(self.train_module.body(torch.zeros(batch, *shape, device="meta")))  # type: ignore[operator]
+            self.train_module.head(self.train_module.body(inputs.to("meta")))  # type: ignore[operator]
         except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError):
             return {}  # they will be drawn from their keys in the step
         finally:
@@ -99,14 +104,21 @@ class FunctionalModel:
         """Whether a training step mixes the samples of a batch, as BatchNorm does."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.train_module.modules())
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has LSTMs or the like, which torch.vmap cannot take."""
+        return any(isinstance(m, nn.RNNBase) for m in self.train_module.modules())
+
     def trains_on_one(self, sample: Tensor) -> bool:
         """Whether a training step can do with one sample (1, ...): BatchNorm over one pixel cannot."""
         if not self.normalises_batches:
             return True
         try:
             self.train_module(sample.to("meta"))
-        except ValueError:
-            return False
+        except ValueError as error:
+            return "per channel" not in str(error)
+        except (RuntimeError, NotImplementedError, TypeError, IndexError):
+            return True  # it needs numbers; training will tell
         return True
 
     def _part(self, module: Any, prefix: str, client: Client, x: Tensor) -> Tensor:
@@ -125,6 +137,7 @@ class Training:
         self.keys |= {f"{name}.kept": value for name, value in drawn.items()}
         self.keys |= {name: mask for name in model.norms if mask is not None}
         self.buffers = {name: value.clone() for name, value in buffers.items()}  # updated in place below
+        self.randomness = Keyed(key) if model.draws_itself else nullcontext()
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
         z = self.embed(client, x, at)
@@ -140,9 +153,19 @@ class Training:
         prefix = at + part
         tensors = under(client.params, prefix, strip=True) | under(self.buffers, prefix, strip=True)
         tensors |= under(self.keys, part, strip=True)
-        return functional_call(module, tensors, (x,))
+        with self.randomness:
+            return functional_call(module, tensors, (x,))
 
 
 def _hollow(module: nn.Module) -> nn.Module:
     """The module without its numbers: every call must bring them, and none can be used by mistake."""
-    return copy.deepcopy(module).to("meta")
+    hollow = copy.deepcopy(module)
+    tied: dict[int, list[str]] = {}
+    for name, p in hollow.named_parameters(remove_duplicate=False):
+        tied.setdefault(id(p), []).append(name)
+    hollow.to("meta")
+    for first, *others in tied.values():  # leaving the CPU parts tensors that were one
+        for name in others:
+            parent, _, leaf = name.rpartition(".")
+            hollow.get_submodule(parent)._parameters[leaf] = hollow.get_parameter(first)
+    return hollow

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.errors import UserError
+from protofed.models.attention import Attention
 from protofed.ops import random
 
 Pair = tuple[int, int]
@@ -185,7 +186,7 @@ def key_dropouts(module: nn.Module) -> list[str]:
             raise UserError(
                 f"{name} is {type(child).__name__}, which cannot be seeded client by client. Use nn.Dropout."
             )
-        if isinstance(child, nn.MultiheadAttention) and child.dropout > 0:
+        if isinstance(child, nn.MultiheadAttention) and not isinstance(child, Attention) and child.dropout > 0:
             raise UserError(
                 f"{name} drops attention weights at random (dropout = {child.dropout}), which cannot be seeded client "
                 f"by client. Set {name}.dropout = 0.0; dropout layers around it are fine."

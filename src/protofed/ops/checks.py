@@ -32,5 +32,6 @@ def same_width(method: str, specs: Sequence[Spec]) -> None:
         listed = ", ".join(f"{name}: {dim}" for name, dim in widths.items())
         raise UserError(
             f"method.name = {method!r} compares embeddings of all clients, but the widths of model.name differ "
-            f"({listed}). Choose models with one embedding width."
+            f"({listed}). Choose models with one embedding width, or use model.project = 64 (in Python: project=64), "
+            "which adds a linear layer to models of your own."
         )

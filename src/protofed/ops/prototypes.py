@@ -58,3 +58,9 @@ def nearest(z: Tensor, prototypes: Mean) -> Tensor:
     """Scores (B, C): minus the mean squared distance to each prototype, -inf where there is none."""
     distance = ((z[:, None] - prototypes.value) ** 2).mean(-1)
     return -distance.masked_fill(prototypes.weight == 0, torch.inf)
+
+
+def distances(z: Tensor, prototypes: Mean) -> Tensor:
+    """Euclidean distances (B, C) to the nearest of the prototypes (C, K, D) of each class; inf where there is none."""
+    apart = torch.linalg.vector_norm(z[:, None, None] - prototypes.value, dim=-1)
+    return apart.masked_fill(prototypes.weight == 0, torch.inf).amin(-1)

@@ -36,12 +36,16 @@ METRICS = {
     "global-own": Metric("accuracy_global_mean", "global model, own tests"),
     "pm_v": Metric("pm_v", "PM(V)"),
     "pm_l": Metric("pm_l", "PM(L)"),
+    "held-out": Metric("held_out_head_mean", "held-out, by head"),
+    "held-out-proto": Metric("held_out_proto_mean", "held-out, by prototype"),
+    "held-out-alone": Metric("held_out_alone_mean", "held-out, alone"),
     "params": Metric("params_up_per_round", "params up / round", "", ""),
     "bytes_up": Metric("bytes_up", "bytes up", "", ""),
     "bytes_down": Metric("bytes_down", "bytes down", "", ""),
     "seconds": Metric("seconds", "seconds", "s", ""),
 }
-USUAL = ("accuracy", "worst10", "head", "proto", "global", "pm_v", "params", "seconds")
+HELD_OUT = ("held-out", "held-out-proto", "held-out-alone")  # where clients were held out of training
+USUAL = ("accuracy", "worst10", "head", "proto", "global", "pm_v", *HELD_OUT, "params", "seconds")
 
 
 class Column(NamedTuple):
@@ -89,7 +93,7 @@ def _other(name: str) -> Metric:
     for metric in METRICS.values():
         if metric.key == name:
             return metric
-    share = name.startswith(("accuracy_", "global_accuracy", "validation_", "pm_"))
+    share = name.startswith(("accuracy_", "global_accuracy", "validation_", "pm_", "held_out_"))
     return Metric(name, name.replace("_", " "), "%", "high") if share else Metric(name, name.replace("_", " "), "", "")
 
 

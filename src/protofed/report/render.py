@@ -88,7 +88,7 @@ def terminal(table: Table) -> RichTable:
         title=caption(table), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for place, title in enumerate(titles):
-        shown.add_column(title, justify="right" if place else "left", no_wrap=not place)
+        shown.add_column(title, justify="right" if place else "left", no_wrap=not place, overflow="fold")
     for cells in lines:
         shown.add_row(*(Text(text, style="bold" if text.endswith("¹") else "") for text in cells))
     return shown

@@ -17,6 +17,7 @@ from protofed import schema
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment, find, shipped
 from protofed.methods import METHODS
+from protofed.registry import find_method, is_method
 
 KEYS = ("experiment", "seeds", "changes", "methods", "parameters")
 DIGITS = 12  # of a cell's hash
@@ -167,9 +168,9 @@ def _changed(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any
 def method_of(label: str, own: Sequence[str]) -> str:
     """Which method a label of the sweep stands for."""
     named = [word.partition("=")[2].strip().strip("\"'") for word in own if key_of(word) in ("method", "method.name")]
-    if label in METHODS and named and named[-1] != label:
+    if is_method(label) and named and named[-1] != label:
         raise UserError(f"methods: {label!r} is a method, but its changes say method={named[-1]}. Use another label.")
-    if not named and label not in METHODS:
+    if not named and not is_method(label):
         raise UserError(
             f"methods: {label!r} is no method. {nearest(label, METHODS)} A label of your own says which method it is: "
             f'"{label}" = ["method=fedproto", ...].'
@@ -183,7 +184,7 @@ def takes(method: str, word: str) -> bool:
     if not key.startswith("method."):
         return True
     name = key.removeprefix("method.")
-    return name == "preset" or (method in METHODS and name in schema.fields(METHODS[method]))
+    return name == "preset" or (is_method(method) and name in schema.fields(find_method(method)))
 
 
 def key_of(word: str) -> str:

@@ -21,6 +21,7 @@ from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Crew, Outcome, Placed, Share
 
 GPU_JOBS = 4  # processes on one GPU
+GPU_SHARED = 0.9  # of a GPU's memory is dealt to them; the rest is for what each keeps beside its tensors
 GPU_MEMORY = 16 * 2**30  # bytes of a GPU for each of them
 
 
@@ -158,7 +159,9 @@ def share_out(cells: Sequence[Cell], jobs: int | None = None) -> list[Share]:
             jobs = max(1, min(jobs, len(gpus) * max(1, min(GPU_JOBS, each))))
         jobs = min(jobs, len({cell.hash for cell in cells}))
     dealt = len(gpus) > 1 and devices <= {"auto", "cuda", "cpu"}
-    return [Share(max(1, cores // jobs), gpus[i % len(gpus)] if dealt else None) for i in range(jobs)]
+    on_one = -(-jobs // len(gpus)) if dealt else jobs
+    part = GPU_SHARED / on_one if gpus and on_one > 1 else 1.0
+    return [Share(max(1, cores // jobs), gpus[i % len(gpus)] if dealt else None, part) for i in range(jobs)]
 
 
 def _gpus() -> list[str]:

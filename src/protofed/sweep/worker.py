@@ -54,6 +54,7 @@ def main() -> None:
     os.set_inheritable(handle, False)  # else a compiler that is still at work would keep the pipe open
     pipe = Connection(handle)
     torch.set_num_threads(1)
+    _keep_to(float(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
     working = threading.Event()
@@ -68,6 +69,13 @@ def main() -> None:
                 torch.cuda.empty_cache()
             working.clear()
             pipe.send(("ended", *ended))
+
+
+def _keep_to(part: float) -> None:
+    """Take no more than this part of a GPU's memory, so that all processes on it find some."""
+    if part < 1:
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.set_per_process_memory_fraction(part, number)
 
 
 def _listen(pipe: Connection, orders: "queue.SimpleQueue[Order | None]", working: threading.Event) -> None:

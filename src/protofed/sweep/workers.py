@@ -53,6 +53,7 @@ class Share(NamedTuple):
 
     cores: int
     gpu: str | None = None  # for CUDA_VISIBLE_DEVICES; None: whatever there is
+    gpu_part: float = 1.0  # of a GPU's memory
 
 
 class _Worker:
@@ -69,7 +70,7 @@ class _Worker:
         if share.gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = share.gpu
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "protofed.sweep.worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "protofed.sweep.worker", str(theirs.fileno()), str(share.gpu_part)],
             pass_fds=[theirs.fileno()],
             process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
             stdin=subprocess.DEVNULL,

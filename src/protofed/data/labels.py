@@ -1,0 +1,87 @@
+"""Labels of any kind: strings, whole numbers, booleans; one numbering of the classes for everybody."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from protofed.errors import UserError
+
+
+def read_labels(y: Any, where: str) -> list[Any]:
+    """One plain value (str, int or bool) for each sample."""
+    if isinstance(y, torch.Tensor):
+        y = y.detach().cpu().numpy()
+    elif hasattr(y, "to_numpy"):  # a pandas Series
+        y = y.to_numpy()
+    if isinstance(y, np.ndarray):
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if y.ndim != 1:
+            raise UserError(
+                f"{where}: labels have shape {y.shape}. Give one label for each sample; of one-hot rows, y.argmax(1)."
+            )
+        values = y.tolist()
+    elif isinstance(y, Iterable) and not isinstance(y, str | bytes):
+        values = list(y)
+    else:
+        raise UserError(f"{where}: labels are {type(y).__name__}. Give a list or array with one for each sample.")
+    return [_value(value, f"{where}: label {index}") for index, value in enumerate(values)]
+
+
+def _value(value: Any, where: str) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        if getattr(value, "size", None) not in (1, ()) and (not isinstance(value, torch.Tensor) or value.numel() != 1):
+            raise UserError(f"{where} is {tuple(value.shape)} numbers. Give one label for each sample.")
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    what = "NaN" if isinstance(value, float) and value != value else repr(value)
+    raise UserError(f"{where} is {what}. Labels are classes: strings, whole numbers or booleans.")
+
+
+def known_classes(found: Mapping[str, Sequence[Any]], labels: Sequence[Any] | None) -> list[Any]:
+    """The classes in their order: as given, else all that occur, sorted."""
+    if labels is not None:
+        classes = read_labels(labels, "labels")
+        if len(set(classes)) < len(classes):
+            raise UserError("labels names a class twice. Name each once.")
+        return classes
+    kinds: dict[bool, tuple[str, Any]] = {}
+    for name, some in found.items():
+        for value in some:
+            kinds.setdefault(isinstance(value, str), (name, value))
+    if len(kinds) > 1:
+        (one, text), (other, number) = kinds[True], kinds[False]
+        raise UserError(
+            f"labels are text with {one} ({text!r}) but numbers with {other} ({number!r}). Use one kind everywhere."
+        )
+    values = {value for values in found.values() for value in values}
+    if len(values) < 2:
+        raise UserError(
+            f"there is only one class ({next(iter(values), None)!r}) in all data. Classifying needs two: give more "
+            "data, or name all classes with labels=[...]."
+        )
+    return sorted(values)
+
+
+def names_of(classes: Sequence[Any]) -> tuple[str, ...]:
+    """What reports call the classes."""
+    return tuple(str(value) for value in classes)
+
+
+def numbered(y: Sequence[Any], classes: Sequence[Any], where: str) -> np.ndarray:
+    """The number of each label's class."""
+    place = {value: number for number, value in enumerate(classes)}
+    odd = next((index for index, value in enumerate(y) if value not in place), None)
+    if odd is not None:
+        shown = ", ".join(map(repr, classes[:6])) + (", ..." if len(classes) > 6 else "")
+        raise UserError(f"{where}: label {odd} is {y[odd]!r}, which is not among labels = [{shown}].")
+    return np.array([place[value] for value in y], np.int64)

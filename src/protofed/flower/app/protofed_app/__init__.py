@@ -1,0 +1,1 @@
+"""What Flower runs of protofed on either side."""

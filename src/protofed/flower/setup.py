@@ -1,0 +1,147 @@
+"""`protofed federation init`: everything that an operator needs, in one folder."""
+
+import dataclasses
+import ipaddress
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from protofed.errors import UserError
+from protofed.experiment import Experiment
+from protofed.federation.settings import Rounds, Task, experiment_hash, task_of
+from protofed.flower.certificates import make_authority, make_client_key, make_server, write_private
+from protofed.flower.pages import CLIENT_README, CLIENT_UNIT, README, SERVER_UNIT
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def members(words: str) -> list[str]:
+    """Names of clients from '3' or 'north,south'."""
+    if words.isdigit():
+        if not 1 <= int(words) <= 10_000:
+            raise UserError(f"--clients {words}: a number from 1 to 10000, or names: north,south.")
+        return [f"client-{number:03d}" for number in range(int(words))]
+    names = [name.strip() for name in words.split(",")]
+    wrong = next((name for name in names if not NAME.fullmatch(name)), None)
+    if wrong is not None:
+        raise UserError(f"--clients: {wrong!r} is no name for a client. Use letters, digits, dot, dash and underscore.")
+    if len(set(names)) < len(names):
+        raise UserError("--clients: a name is given twice. Give every client its own.")
+    return names
+
+
+def addresses(words: str) -> list[str]:
+    """Host names and IP addresses from 'server.example.org,192.0.2.7'; clients use the first."""
+    found = [word.strip() for word in words.split(",") if word.strip()]
+    for host in found:
+        if not _is_address(host) and not re.fullmatch(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+            raise UserError(f"--host: {host!r} is neither a host name nor an address. Give what clients connect to.")
+    if not found:
+        raise UserError("--host: name what clients connect to, such as server.example.org or 192.0.2.7.")
+    return found
+
+
+def task(experiment: Experiment, shape: str | None, classes: str | None, data_dir: Path | None) -> Task:
+    """What all agree on about the data: as told, else as in the experiment's data, which then must be here."""
+    if shape is None and classes is None:
+        try:
+            return task_of(experiment, data_dir)
+        except UserError as error:
+            raise UserError(f"{error} Or say what the clients' data is like: --shape 1,28,28 --classes 10.") from None
+    if shape is None or classes is None:
+        raise UserError("--shape and --classes belong together: --shape 1,28,28 --classes cat,dog (or a number).")
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6}){0,2}", shape):
+        raise UserError(f"--shape {shape}: give channels,height,width of a sample, or its number of features.")
+    names = (
+        [str(k) for k in range(int(classes))] if classes.isdigit() else [name.strip() for name in classes.split(",")]
+    )
+    if len(set(names)) < max(2, len(names)) or not all(names):
+        raise UserError(f"--classes {classes}: give a number from 2 on, or different names with commas.")
+    return Task(tuple(int(size) for size in shape.split(",")), tuple(names))
+
+
+def init(
+    folder: Path, *, names: Sequence[str], hosts: Sequence[str], port: int, experiment: Experiment, rounds: Rounds,
+    task: Task,
+) -> None:  # fmt: skip
+    """Write a federation's folder; nothing where there is one already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"{folder} is there already, and keys are not overwritten. Choose another folder, or remove it."
+        )
+    if experiment.clients != len(names):
+        raise UserError(
+            f"the experiment has clients = {experiment.clients}, and {len(names)} are named. "
+            f"Add clients={len(names)} to the command, or name {experiment.clients}."
+        )
+    if rounds.minimum > len(names):
+        raise UserError(f"--minimum {rounds.minimum}: there are {len(names)} clients. Use at most that many.")
+    scratch = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        _write(scratch, folder, names, hosts, port, experiment, rounds, task)
+        if folder.exists():
+            folder.rmdir()
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write(
+    scratch: Path, folder: Path, names: Sequence[str], hosts: Sequence[str], port: int, experiment: Experiment,
+    rounds: Rounds, task: Task,
+) -> None:  # fmt: skip
+    server, agreed = scratch / "server", experiment_hash(experiment)
+    server.mkdir(parents=True, mode=0o700)
+    plan = experiment.to_toml().encode()
+    authority = make_authority(folder.resolve().name)
+    made = make_server(authority, hosts)
+    for name, content in {"ca.crt": authority.certificate, "ca.key": authority.key, "server.crt": made.certificate,
+                          "server.key": made.key, "experiment.toml": plan}.items():  # fmt: skip
+        write_private(server / name, content)
+    where = f"[{hosts[0]}]:{port}" if ":" in hosts[0] else f"{hosts[0]}:{port}"
+    common = {"task": _plain(task)} if task != Task() else {}
+    entries = []
+    for number, name in enumerate(names):
+        key = make_client_key()
+        bundle = scratch / "clients" / name
+        bundle.mkdir(parents=True, mode=0o700)
+        client = {"client": {"number": number, "name": name, "server": where}} | common
+        parts = {"client.toml": tomli_w.dumps(client).encode(), "experiment.toml": plan, "key": key.key,
+                 "key.pub": key.certificate, "ca.crt": authority.certificate}  # fmt: skip
+        for part, content in parts.items():
+            write_private(bundle / part, content)
+        (bundle / "README.md").write_text(CLIENT_README.format(name=name, server=where), encoding="utf-8")
+        (bundle / "protofed-client.service").write_text(CLIENT_UNIT.format(name=name, python=sys.executable))
+        entries.append({"number": number, "name": name, "public_key": key.certificate.decode().strip()})
+    settings: dict[str, Any] = {
+        "federation": {"name": folder.resolve().name, "host": hosts[0], "port": port, "experiment": agreed},
+        "rounds": _plain(rounds),
+    }
+    settings |= common | {"clients": entries}
+    write_private(server / "federation.toml", tomli_w.dumps(settings).encode())
+    (scratch / "protofed-server.service").write_text(
+        SERVER_UNIT.format(python=sys.executable, name=folder.resolve().name)
+    )
+    text = README.format(name=folder.resolve().name, folder=folder, server=where, port=port, first=names[0])
+    (scratch / "README.md").write_text(text, encoding="utf-8")
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    """A dataclass as TOML knows it."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(settings).items()
+    }
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,143 @@
+"""`protofed.join`: a client of its own data, or one that was held out, joins a run that is finished or goes on."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from protofed import saved as runs
+from protofed.data.domain import Domain
+from protofed.data.scaling import Scaler, described
+from protofed.data.sources import load
+from protofed.data.split import Split
+from protofed.errors import UserError, nearest
+from protofed.experiment import Experiment, ModelChoice
+from protofed.metrics import judged_by
+from protofed.newcomer import Joined, Newcomers, few, held_back, welcome
+from protofed.prepare import held_out, prepare_split
+from protofed.saved import Saved
+
+
+class Joining(NamedTuple):
+    """What came of it: one record a seed, and what the user should be told."""
+
+    method: str
+    judged_by: str
+    round: int
+    class_names: list[str]
+    records: list[dict[str, Any]]
+    notes: list[str]
+    newcomers: Newcomers  # of the last seed
+    joined: Joined
+
+    def mean(self, key: str) -> float | None:
+        """Over seeds."""
+        known = [record[key] for record in self.records if record[key] is not None]
+        return float(np.mean(known)) if known else None
+
+
+def join(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    client: int | None = None,
+    model: str | None = None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    shots: int | None = None,
+    lam: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    data_dir: str | Path | None = None,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> Joining:
+    """Fine-tune a newcomer on what a run has learnt, and measure it against training alone for as many steps.
+
+    `data` is its own .npz (or any other source), `client` one that the experiment held out. Every seed draws other
+    samples and another order; steps, shots and lam are by default as the experiment's [join] says.
+    """
+    if (data is None) == (client is None):
+        raise UserError("join needs one of --data FILE (a newcomer's own samples) and --client N (one held out).")
+    if steps is not None and epochs is not None:
+        raise UserError(f"--steps {steps} and --epochs {epochs} say the same. Give one of them.")
+    found = runs.read(run)
+    where = Path(data_dir) if data_dir is not None else None
+    changed = {"steps": steps, "shots": shots, "lam": None if lam is None else list(lam)}
+    given: dict[str, Any] = {key: value for key, value in changed.items() if value is not None}
+    plan = dataclasses.replace(found.experiment, join=dataclasses.replace(found.experiment.join, **given))
+    plan = Experiment.from_dict(plan.to_dict())  # checks what was given
+    notes = list(found.notes)
+    if data is not None:
+        domain, scale = _own(found, str(data), where, notes)
+        choice = _choice(plan, model)
+    else:
+        assert client is not None
+        domains, split = prepare_split(plan, where)
+        _check_held_out(plan, client)
+        choice = _choice(plan, model) if model else plan.model_of(client)
+    records = []
+    for done, seed in enumerate(seeds, 1):
+        if data is not None:
+            newcomers = _alone(plan, domain, scale, choice, seed)
+        else:
+            newcomers = held_back(plan, domains, split, [client], seed)._replace(choices=[choice])  # type: ignore[list-item]
+        if epochs is not None:
+            size = math.ceil(len(newcomers.split.train[0]) / plan.batch_size)
+            plan = dataclasses.replace(plan, join=dataclasses.replace(plan.join, steps=max(1, epochs * size)))
+            newcomers = newcomers._replace(experiment=plan)
+        (joined,) = newcomers.join(found.state.server)
+        records.append({"seed": seed, "shots": plan.join.shots, **joined.record})
+        tell(done, len(seeds))
+    if welcome(plan.method, found.state.server)[1] is None:
+        notes.append(f"{plan.method_name} has no prototypes after round {found.state.round}: by head only")
+    names = [str(name) for name in newcomers.domains[0].class_names]
+    judged = judged_by(plan.method)
+    return Joining(plan.method_name, judged, found.state.round, names, records, notes, newcomers, joined)
+
+
+def _check_held_out(plan: Experiment, client: int) -> None:
+    there = held_out(plan)
+    if client not in there:
+        who = f"It holds out {', '.join(map(str, there))}." if there else "It holds out nobody (held_out_clients = 0)."
+        raise UserError(f"--client {client} was not held out of this run, so it cannot join it. {who}")
+
+
+def _choice(plan: Experiment, model: str | None) -> ModelChoice:
+    """The named model, or the run's own (the first, where it has several)."""
+    return plan.model[0] if model is None else Experiment.from_dict({**plan.to_dict(), "model": model}).model[0]
+
+
+def _alone(plan: Experiment, domain: Domain, scale: Scaler, choice: ModelChoice, seed: int) -> Newcomers:
+    """A newcomer with a few of its samples; it is tested on the classes that it trains on."""
+    train = few(np.arange(len(domain.y_train)), domain.y_train, plan.join.shots, plan.seed, "shots", seed)
+    test = np.flatnonzero(np.isin(domain.y_test, domain.y_train[train]))
+    split = Split(np.zeros(1, np.int64), (train,), (test,))
+    return Newcomers(plan, [domain], split, [choice], [scale], seed)
+
+
+def _own(found: Saved, name: str, data_dir: Path | None, notes: list[str]) -> tuple[Domain, Scaler]:
+    """The newcomer's samples, with the run's classes, and how they are scaled: as in the run."""
+    (domain,) = load(dataclasses.replace(found.experiment.data, name=name, ids=""), data_dir)
+    told = runs.inputs(found, data_dir)
+    names = [str(c) for c in told["class_names"]]
+    unknown = [label for label in domain.class_names if label not in names]
+    if unknown:
+        raise UserError(
+            f"{name} has a class {unknown[0]!r} that the run does not know. {nearest(unknown[0], names)} "
+            "Name classes as the run's inputs.json does."
+        )
+    number = np.array([names.index(label) for label in domain.class_names])
+    y_train, y_test = number[domain.y_train], number[domain.y_test]
+    domain = dataclasses.replace(domain, y_train=y_train, y_test=y_test, class_names=tuple(names), ids={})
+    alike = [one for one in told["domains"] if tuple(one["shape"]) == domain.shape]
+    if not alike:
+        notes.append(f"samples of shape {domain.shape} are new to the run: scaled by their own mean and deviation")
+        return domain, Scaler.of(domain, found.experiment.data.normalize)
+    if str(domain.x_train.dtype) != alike[0]["dtype"]:
+        raise UserError(
+            f"{name} has samples of type {domain.x_train.dtype}, but the run's are {alike[0]['dtype']} from "
+            f"{alike[0]['range'][0]:g} to {alike[0]['range'][1]:g}. Save them so."
+        )
+    return domain, described(alike[0])

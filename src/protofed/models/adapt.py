@@ -1,0 +1,353 @@
+"""Any classifier as a body and a head: its own layers, its own forward, stopped where the classifying layer begins."""
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from protofed.errors import UserError
+from protofed.importing import told
+from protofed.method import Params
+from protofed.models.keyed import draws
+from protofed.models.look import alike, candidates, find_head, judging, pooled, tensor_of, tensors_of, watch
+
+NEW = "linear"  # as `head`: a new linear layer
+
+
+@dataclass(frozen=True)
+class Adapt:
+    """Where a module of the user's own has its embedding, and what is added to it."""
+
+    embedding: Any = ""
+    """The layer whose output is the embedding, or in Python a function (module, x) -> (B, D); empty: what the
+    classifying layer is given."""
+    head: str = ""
+    """The classifying layer; empty: found by itself; "linear": a new linear layer in its place."""
+    project: Annotated[int, Ge(0), Le(65_536)] = 0
+    """Width of a linear projection between the embedding and a new classifying layer; 0: none."""
+    frozen: Any = None
+    """True: the body is not trained, and its embeddings are computed once; False: all is trained; by itself as
+    `requires_grad` says."""
+
+
+class _Reached(BaseException):
+    """The classifying layer was reached, with this input; no handler of the user's forward should catch it."""
+
+    def __init__(self, z: Any) -> None:
+        super().__init__()
+        self.z = z
+
+
+class Stop(nn.Module):
+    """Stands where the classifying layer was."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise _Reached(next(iter((*args, *kwargs.values())), None))
+
+
+def _reach(layer: nn.Module, args: Any, made: Any) -> None:
+    """A hook: this layer's output is wanted, and nothing that comes after it."""
+    raise _Reached(made)
+
+
+class Body(nn.Module):
+    """Inputs -> embeddings (B, dim), by the user's own forward."""
+
+    def __init__(self, net: nn.Module, embedding: Any, project: nn.Module | None, cast: bool) -> None:
+        super().__init__()
+        self.net, self.embedding, self.cast = net, embedding, cast
+        self.project = project
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float() if self.cast else x
+        try:
+            made = self.embedding(self.net, x) if callable(self.embedding) else self.net(x)
+        except _Reached as reached:
+            made = reached.z
+        z = pooled(tensor_of(made), "the embedding")
+        return z if self.project is None else self.project(z)
+
+
+class Adapted(nn.Module):
+    """A body, a head and the width between them, made of a module of the user's own."""
+
+    def __init__(self, body: Any, head: nn.Module, dim: int, origin: "Origin", frozen: bool) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+        self.dim, self.origin, self.frozen = dim, origin, frozen
+        self.draws_itself = False  # whether its forward draws random numbers beside its dropout layers
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, dim) and logits (B, classes)."""
+        z = self.body(x)
+        return z, self.head(z)
+
+    def encoder(self) -> nn.Module:
+        """The body without a projection, on its own: inputs -> embeddings."""
+        return Body(self.body.net, self.body.embedding, None, self.body.cast).eval()
+
+    def without_body(self) -> "Adapted":
+        """The same for inputs that are the frozen body's embeddings already."""
+        body = nn.Identity() if self.body.project is None else self.body.project
+        return Adapted(body, self.head, self.dim, self.origin.behind_embeddings(), False)
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The user's module as it was handed in, and where in it a client's tensors belong."""
+
+    net: nn.Module
+    places: tuple[tuple[str, str], ...]  # prefix of a client's tensors -> prefix of the module's
+    added: nn.Module | None = None  # what stands in place of the classifying layer, or behind all
+    head: str = ""  # where that is; empty: behind all
+    embedding: Any = ""
+    told: str = field(default="")
+
+    def __deepcopy__(self, memo: Any) -> "Origin":
+        return self
+
+    def behind_embeddings(self) -> "Origin":
+        places = tuple(
+            (p.replace("body.project.", "body.") if p.startswith("body.") else p, to)
+            for p, to in self.places
+            if p != "body.net."
+        )
+        return Origin(self.net, places, self.added, self.head, self.embedding, self.told)
+
+    def plain(self, params: Params, buffers: Params) -> nn.Module:
+        """A copy of the module with these tensors, in its own class; with a new head it lies where the old one was."""
+        module = copy.deepcopy(self.net).eval()
+        if self.added is not None and self.head:
+            replace_layer(module, self.head, copy.deepcopy(self.added))
+        elif self.added is not None:
+            module = WithHead(module, copy.deepcopy(self.added), self.embedding)
+        mine: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+        mine |= dict(module.named_buffers(remove_duplicate=False))
+        for name, value in (params | buffers).items():
+            prefix, to = next(((p, to) for p, to in self.places if name.startswith(p)), (None, ""))
+            if prefix is not None:
+                mine[to + name.removeprefix(prefix)].data.copy_(value)
+        return module.eval()
+
+
+class WithHead(nn.Module):
+    """An encoder without a classifier of its own, and a new one behind it: inputs -> logits."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, embedding: Any = "") -> None:
+        super().__init__()
+        self.encoder, self.head, self.embedding = encoder, head, embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        named = isinstance(self.embedding, str) and self.embedding
+        hook = self.encoder.get_submodule(self.embedding).register_forward_hook(_reach) if named else None
+        try:
+            logits: Tensor = self.head(Body(self.encoder, self.embedding, None, False)(x))
+        finally:
+            if hook is not None:
+                hook.remove()
+        return logits
+
+
+def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: str) -> nn.Module:
+    """A module with .body, .head and .dim that computes what the given one does; it is copied, never changed."""
+    net = _copied(module, label)
+    sample, cast = _taken(net, sample)
+    seen = watch(net, sample, label)
+    head = _head(net, seen, classes, how, label)
+    frozen = _freeze(net, head, how, label)
+    origin_net = copy.deepcopy(net)
+    old = net.get_submodule(head) if head else None
+    if head:
+        _refuse_tied(net, head, label)
+        replace_layer(net, head, Stop())
+    embedding = how.embedding
+    if isinstance(embedding, str) and embedding:
+        _layer(net, embedding, seen, "embedding", label).register_forward_hook(_reach)
+    body = Body(net, embedding, None, cast)
+    with judging(body):
+        try:
+            z = body(sample)
+        except UserError as error:
+            raise UserError(f"{label}: {error} Layers: {candidates(seen)}.") from None
+        except Exception as error:
+            raise UserError(f"{label} fails on its way to the embedding: {told(error)}.") from error
+        _refuse_odd(body, sample, z, label)
+    dim = int(z.shape[1])
+    places = [("body.net.", "")]
+    added: nn.Module | None = None
+    if how.project or how.head == NEW or old is None:
+        project = nn.Linear(dim, how.project) if how.project else None
+        dim = how.project or dim
+        old, body.project = nn.Linear(dim, classes), project
+        parts: OrderedDict[str, nn.Module]
+        parts = OrderedDict(project=project, head=old) if project is not None else OrderedDict(head=old)
+        added = nn.Sequential(parts)
+        head = "" if embedding else head  # what lies between another embedding and the old head is not to be passed
+        at = f"{head}." if head else "head."
+        places = [("body.net.", "" if head else "encoder.")]
+        places += [("body.project.", f"{at}project.")] if project is not None else []
+        places += [("body.", f"{at}project.")] if project is not None and frozen else []  # trained behind embeddings
+        places += [("head.", f"{at}head.")]
+    else:
+        places += [("head.", f"{head}.")]
+        _check_scores(old, z, seen, classes, head, how, label)
+    width = f"{z.shape[1]} numbers" + (f", projected to {dim}" if how.project else "")
+    source = "a function of yours" if callable(embedding) else f"the output of {embedding}" if embedding else ""
+    source = source or (f"what {head} is given" if head else "the module's output")
+    origin = Origin(origin_net, tuple(places), added, head, embedding, f"embedding = {source}, {width}")
+    _as_buffers(body)
+    made = Adapted(body, old, dim, origin, frozen)
+    made.draws_itself = not frozen and _draws(made, sample, label)
+    return made
+
+
+def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
+    """Whether it draws random numbers beside its dropout layers; a first training pass tells, and what fails in one."""
+    try:
+        return draws(module, sample, label)
+    except UserError as error:
+        raise UserError(str(error).replace("body.net.", "")) from None  # by the names that the user gave
+    except Exception as error:
+        raise UserError(f"{label} fails in training mode: {told(error)}.") from error
+
+
+def _refuse_odd(body: Body, sample: Tensor, z: Tensor, label: str) -> None:
+    """A batch of one sample must do, and the same samples must give the same embeddings."""
+    try:
+        alone: Any = body(sample[:1])
+    except Exception:
+        alone = None
+    if alone is None or alone.shape != (1, z.shape[1]):
+        raise UserError(
+            f"{label} takes {len(z)} samples at once, but not one: its forward loses the axis of samples (squeeze?). "
+            "Keep that axis."
+        )
+    if not torch.allclose(body(sample), z, rtol=1e-3, atol=1e-4):
+        raise UserError(
+            f"{label} makes other embeddings of the same samples: it draws random numbers even in evaluation mode. "
+            "Let it do so only where self.training is true, by dropout layers."
+        )
+
+
+def _copied(module: nn.Module, label: str) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise UserError(f"{label} is {type(module).__name__}, not a torch.nn.Module. Give a module, or its class.")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(f"{label} is a compiled TorchScript module. Give the plain nn.Module.")
+    try:
+        return copy.deepcopy(getattr(module, "_orig_mod", module)).cpu().float()
+    except Exception as error:
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+            return copy.deepcopy(module)
+        raise UserError(f"{label} cannot be copied: {told(error)}. Detach tensors that it keeps.") from error
+
+
+def _taken(net: nn.Module, sample: Tensor) -> tuple[Tensor, bool]:
+    """The sample as the module takes it: whole numbers as they are (tokens), or as floats; lazy layers get shapes."""
+    if sample.is_floating_point():
+        if any(isinstance(p, UninitializedParameter) for p in net.parameters()):
+            with judging(net):
+                _try(net, sample)
+        return sample, False
+    with judging(net):
+        as_is, as_float = _try(net, sample), None
+        if as_is is not None:
+            as_float = _try(net, sample.float())
+    return (sample.float(), True) if as_is is not None and as_float is None else (sample, False)
+
+
+def _try(net: nn.Module, sample: Tensor) -> Exception | None:
+    try:
+        net(sample)
+    except Exception as error:  # whatever it is, `watch` will say it
+        return error
+    return None
+
+
+def _layer(net: nn.Module, name: str, seen: Any, key: str, label: str) -> nn.Module:
+    layers = dict(net.named_modules())
+    if name not in layers or not name:
+        raise UserError(f"{key} = {name!r}: {label} has no such layer. It has: {candidates(seen)}.")
+    if not seen.of(name):
+        raise UserError(f"{key} = {name!r} is not used in the forward of {label}. Used: {candidates(seen)}.")
+    return layers[name]
+
+
+def _head(net: nn.Module, seen: Any, classes: int, how: Adapt, label: str) -> str:
+    """The name of the classifying layer; empty where there is none and a new one comes behind the embedding."""
+    if how.head not in ("", NEW):
+        _layer(net, how.head, seen, "head", label)
+        return how.head
+    found = find_head(net, seen, classes, label)
+    if found is None and how.head != NEW and not how.project:
+        raise UserError(
+            f"the classifying layer of {label} was not found. Name it, as in head='fc', or head='linear' for a new one "
+            f"behind embedding='...'. Its layers and what they make: {candidates(seen)}."
+        )
+    return found or ""
+
+
+def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str, how: Adapt, label: str) -> None:
+    """The head must give one score for each class, and what the module gives."""
+    try:
+        with judging(head):
+            scores = tensor_of(head(z))
+    except Exception as error:
+        raise UserError(
+            f"{label}: its {name} cannot take the embedding of shape {tuple(z.shape[1:])}: {told(error)}. "
+            f"Use head='linear', or another embedding: {candidates(seen)}."
+        ) from error
+    width = scores.shape[-1] if scores is not None and scores.ndim == 2 else None
+    if scores is None or width != classes:
+        got = f"{width} numbers" if width is not None else "no row of numbers"
+        raise UserError(
+            f"{label}: its {name} gives {got} for each sample, but there are {classes} classes. "
+            f"Build it with {classes} outputs, or use head='linear' for a new one."
+        )
+    if not any(alike(scores, output) for output in tensors_of(seen.output)):
+        raise UserError(
+            f"{label}: what it returns is not what {name} gives of the embedding: more happens before or after it. "
+            f"Make that part of the layer (nn.Sequential), or name others with head=, embedding=: {candidates(seen)}."
+        )
+
+
+def _freeze(net: nn.Module, head: str, how: Adapt, label: str) -> bool:
+    """Whether the body is frozen; afterwards requires_grad says what is trained."""
+    parts = {name: p for name, p in net.named_parameters() if not (head and name.startswith(f"{head}."))}
+    for name, p in net.named_parameters():
+        if name not in parts and not p.requires_grad and how.frozen is None and how.head != NEW and not how.project:
+            raise UserError(f"{label}: {name} has requires_grad=False, but a classifying layer has to be trained.")
+        p.requires_grad_(name not in parts or (p.requires_grad if how.frozen is None else not how.frozen))
+    return bool(parts) and not any(p.requires_grad for p in parts.values())
+
+
+def _as_buffers(module: nn.Module) -> None:
+    """What is not trained becomes a buffer: no phase of any method touches it."""
+    for layer in module.modules():
+        for name, p in list(layer._parameters.items()):
+            if p is not None and not p.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, p.detach())
+
+
+def _refuse_tied(net: nn.Module, head: str, label: str) -> None:
+    owners: dict[int, str] = {}
+    for name, p in net.named_parameters(remove_duplicate=False):
+        other = owners.setdefault(id(p), name)
+        if other.startswith(f"{head}.") != name.startswith(f"{head}."):
+            raise UserError(
+                f"{label}: {name} and {other} are one tensor (tied), but {head} is trained and shared apart from the "
+                f"rest. Give {head} weights of its own."
+            )
+
+
+def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put another layer there."""
+    parent, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(parent), leaf, layer)

@@ -1,0 +1,290 @@
+"""federate(): one's own models, data and labels in one call."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import protofed
+from protofed import UserError, federate
+from protofed.data.own import read_clients
+from protofed.results import Watch
+
+RNG = np.random.default_rng(0)
+Y = np.tile(np.arange(3), 10)
+X = (RNG.normal(size=(30, 6)) + 2 * Y[:, None]).astype(np.float32)
+NAMES = np.array(["quince", "apple", "fig"])
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8, out: int = 3) -> None:
+        super().__init__()
+        self.a, self.drop, self.out = nn.Linear(6, width), nn.Dropout(0.2), nn.Linear(width, out)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.drop(torch.relu(self.a(x)))
+        return z, self.out(z)
+
+
+class Encoder(nn.Module):
+    """Counts how many samples it has seen."""
+
+    seen = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.fc = nn.Linear(6, 8), nn.Linear(8, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Encoder.seen += len(x)
+        return self.fc(torch.relu(self.a(x)))
+
+
+class Items(Dataset[Any]):
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+        if index == self.bad:
+            raise OSError("the drive is gone")
+        return torch.from_numpy(X[index]), str(NAMES[Y[index]])
+
+
+class Notes(Watch):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_one_call_from_module_and_odd_labels_to_models_prototypes_and_folder() -> None:
+    net, watch = Net().eval(), Notes()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    clients = {"north": (X, NAMES[Y]), "south": Items(), "west": (X[Y > 0], NAMES[Y][Y > 0], X, NAMES[Y])}
+    done = federate(net, clients, rounds=3, out="out", watch=watch, lam=0.5, lr=0.01, seed=3)
+    assert done.labels == ["apple", "fig", "quince"]
+    assert done.names == ["north", "south", "west"]
+    assert done.folder == Path("out")
+    assert done.metrics["accuracy_mean"] == done.accuracy
+    assert len(done.rounds) == 3
+    assert {label: tuple(row.shape) for label, row in done.prototypes.items()} == dict.fromkeys(done.labels, (8,))
+    assert [type(model) for model in done.models] == [Net] * 3
+    assert not torch.equal(done.models[0].a.weight, done.models[1].a.weight)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())  # copied, never changed
+    said = done.predict(X[:9], client="south")
+    with torch.no_grad():
+        z = done.models[1](torch.from_numpy(X[:9]))[0]
+    rows = torch.stack([done.prototypes[label] for label in done.labels])
+    assert said == [done.labels[place] for place in torch.cdist(z, rows).argmin(1)]  # the user can do it alone
+    assert "quince" not in done.predict(X, client="west")  # which has never seen one
+    assert any("in evaluation mode" in note for note in watch.notes)
+    assert any("embedding = what out is given, 8 numbers" in note for note in watch.notes)
+    kept = tomllib.loads(Path("out/experiment.toml").read_text())
+    assert kept["model"]["name"] == "memory:test_api:Net"
+    assert kept["data"]["name"].startswith("memory:")
+    assert kept["method"]["lam"] == 0.5
+
+    again = federate(net, clients, rounds=3, out="again", quiet=True, lam=0.5, lr=0.01, seed=3)
+    assert all(map(torch.equal, done.models[2].parameters(), again.models[2].parameters()))
+    resumed = federate(net, clients, rounds=3, out="out", quiet=True, lam=0.5, lr=0.01, seed=3, resume=True)
+    assert resumed.accuracy == done.accuracy
+    with pytest.raises(UserError, match=r"data.name 'memory:.*' -> 'memory:"):
+        federate(net, [(X, Y), (X, Y), (X, Y)], rounds=3, out="out", quiet=True, lam=0.5, lr=0.01, seed=3, resume=True)
+    with pytest.raises(UserError, match="was handed in by a script, and is not kept"):
+        protofed.run(protofed.Experiment.load("out/experiment.toml"), "elsewhere")
+
+
+def test_a_frozen_encoder_sees_every_sample_once() -> None:
+    Encoder.seen = 0
+    net = Encoder()
+    weight = net.a.weight.clone()
+    done = federate(net, [(X, Y)] * 2, rounds=4, out="out", quiet=True, frozen=True, head="linear", lr=0.05)
+    assert Encoder.seen < 2 * len(X) + 60  # not 4 rounds of training and measuring on 60: a few to look into it
+    assert torch.equal(done.models[0].a.weight, weight)
+    assert type(done.models[0]) is Encoder
+    assert not torch.equal(done.models[0].fc.head.weight, done.models[1].fc.head.weight)
+    assert len(done.predict(X[:4])) == 4
+    with pytest.raises(UserError, match="project = 64 behind a frozen encoder"):
+        federate(net, [(X, Y)] * 2, "fednh", 1, out="nh", quiet=True, frozen=True, head="linear")
+
+
+def test_widths_that_differ_are_refused_or_projected_and_a_global_model_is_given() -> None:
+    models = [Net(8), Net(8), Net(12)]
+    with pytest.raises(UserError, match=r"Net: 8, Net-2: 12.*project=64"):
+        federate(models, [(X, Y)] * 3, rounds=1, out="out", quiet=True)
+    watch = Notes()
+    done = federate(models, [(X, Y)] * 3, rounds=1, out="out", watch=watch, project=5)
+    assert {row.shape for row in done.prototypes.values()} == {(5,)}
+    assert any("weights of its own module" in note for note in watch.notes)
+    half = {"participation": 0.5}
+    average = federate(Net, [(X, Y > 0)] * 2, "fedavg", 1, out="avg", quiet=True, settings=half, head="linear")
+    assert type(average.global_model) is Net
+    assert average.labels == [False, True]
+    assert average.prototypes == {}
+
+
+def test_tokens_go_through_an_embedding() -> None:
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.classifier = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.classifier(self.words(x).mean(1))}
+
+    tokens = RNG.integers(0, 10, (30, 7)) + 10 * Y[:, None]
+    bare = {"record": {"enabled": False}}
+    torch.manual_seed(0)
+    done = federate(Text(), [(tokens, Y)] * 2, rounds=15, out="out", quiet=True, lr=0.05, settings=bare)
+    assert done.accuracy > 0.9
+    assert done.models[0](torch.from_numpy(tokens))["logits"].argmax(1).tolist() == Y.tolist()
+
+
+def read(clients: Any, **options: Any) -> Any:
+    return read_clients(clients, test_fraction=0.2, seed=0, **options)
+
+
+def test_every_form_of_data_is_read_alike() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"features": X.tolist(), "label": NAMES[Y].tolist()}
+    kinds = {"features": datasets.Sequence(datasets.Value("float32"))}
+    classes = datasets.Features(kinds | {"label": datasets.ClassLabel(names=["apple", "fig", "quince"])})
+    forms = [
+        (X, NAMES[Y]), (torch.from_numpy(X), NAMES[Y].tolist()), (X.tolist(), NAMES[Y].astype(object)[:, None]),
+        Items(), torch.utils.data.DataLoader(Items()), {"train": (X, NAMES[Y])}, datasets.Dataset.from_dict(rows),
+        datasets.Dataset.from_dict(rows).cast(classes),
+    ]  # fmt: skip
+    own = read(forms)
+    assert own.labels == ["apple", "fig", "quince"]
+    for domain in own.domains:
+        assert domain.x_train.dtype == np.float32
+        assert (len(domain.y_train), len(domain.y_test)) == (24, 6)
+        assert np.bincount(domain.y_test).tolist() == [2, 2, 2]  # class by class
+    whole = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    (given,) = read([whole], tests=[(X[:4], Y[:4])]).domains
+    assert (len(given.y_train), len(given.y_test)) == (30, 4)
+    images = read([(np.zeros((6, 1, 4, 4), np.uint8), [7, -2] * 3)])
+    assert images.domains[0].x_train.dtype == np.uint8
+    assert images.labels == [-2, 7]
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ([(X, Y + 0.5)], "client 0: label 0 is 0.5. Labels are classes"),
+        ([(X, np.where(Y == 1, np.nan, Y))], "client 0: label 1 is NaN"),
+        ([(X, np.eye(3)[Y])], r"labels have shape \(30, 3\).*argmax"),
+        ([(X, Y), (X, NAMES[Y])], "labels are text with client 1 .* but numbers with client 0"),
+        ([(X, Y), (X[:5], Y)], "client 1 has 5 samples but 30 labels"),
+        ([(X, Y), (X[:0], Y[:0])], "client 1 has no samples. Leave it out"),
+        ([(X, Y), (X * np.nan, Y)], "client 1: sample 0 holds NaN"),
+        ([(X, Y, X[:, :4], Y)], r"training samples have shape \(6,\), test samples \(4,\)"),
+        ([([[1.0, 2.0], [1.0]], [0, 1])], r"client 0: sample 1 has shape \(1,\), sample 0 \(2,\)"),
+        ([(["good", "bad"], [0, 1])], "samples are text"),
+        ([(X, Y * 0)], "only one class"),
+        ([Items(), Items(bad=7)], "client 1: reading sample 7 of its data set raises OSError: the drive is gone"),
+        ((X, Y), "clients is tuple"),
+        ([], "clients is empty"),
+        ([7], "client 0: its data is int"),
+    ],
+)
+def test_bad_data_is_refused_in_one_line(clients: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        read(clients)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_odd_but_allowed_is_said() -> None:
+    with pytest.raises(UserError, match=r"client 0: label 2 is 2, which is not among labels = \[0, 1\]"):
+        read([(X, Y)], labels=[0, 1])
+    own = read([(X[Y == 0], Y[Y == 0]), (100 * X[Y == 1], Y[Y == 1])], labels=[0, 1, 2])
+    assert any("no class in common with any other client: client 0, client 1" in note for note in own.notes)
+    assert any("nobody has training samples of 2" in note for note in own.notes)
+    assert any("inputs of client 1 reach beyond 50" in note for note in own.notes)
+    assert any("one training sample only: client 0 of 9" in n for n in read([(X, [9, *Y[1:]])]).notes)
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "said"),
+    [
+        ([Net(), Net()], {}, "there are 2 models for 1 clients"),
+        (Net(out=7), {}, "client 0: Net: its out gives 7 numbers for each sample, but there are 3 classes"),
+        (Net(), {"method": "fedprot"}, "Did you mean 'fedproto'"),
+        (Net(), {"lamm": 2}, "unknown key method.lamm = 2. Did you mean 'lam'"),
+        (Net(), {"settings": {"rounds": 3}}, "settings has 'rounds', which is an argument of federate"),
+        (Net(), {"batch_size": 0}, "batch_size = 0"),
+        (7, {}, "the model of client 0 is int"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(models: Any, options: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        federate(models, [(X, Y)], out="out", quiet=True, **options)
+    assert not Path("out").exists()
+
+
+class Reader(nn.Module):
+    """Recurrent, with attention that drops weights, in every way what torch.vmap cannot take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(30, 6), nn.LSTM(6, 8, batch_first=True)
+        self.mix, self.head = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.head(self.mix(self.rnn(self.words(x))[0]).mean(1))
+        return mixed
+
+
+def test_a_text_model_is_trained_by_a_method_that_never_embeds_and_exported() -> None:
+    """Labels are odd numbers; the files agree with the result, and fit the user's own class."""
+    runtime, watch = pytest.importorskip("onnxruntime"), Notes()
+    tokens = RNG.integers(0, 10, (30, 5)) + 10 * Y[:, None]
+    done = federate(Reader(), [(tokens, 7 * Y), (tokens, 7 * Y)], "fedper", 2, out="out", watch=watch, lr=0.01)
+    assert "one client after another, not stacked: recurrent layers (LSTM, GRU)" in watch.notes
+    about = done.export("exported", client="client 1")
+    scores = runtime.InferenceSession("exported/model.onnx").run(["scores"], {"x": tokens})[0]
+    assert [int(about["class_names"][place]) for place in scores.argmax(1)] == done.predict(tokens, client=1)
+    own = Reader().eval()
+    own.load_state_dict(load_file("exported/model.safetensors"))
+    assert np.abs(own(torch.from_numpy(tokens)).detach().numpy() - scores).max() < 1e-4
+    with pytest.raises(UserError, match=r"^there is no client 2. Known: client 0, client 1.$"):
+        done.export("other", client=2)
+    tokens[17, 2] = 30
+    with pytest.raises(UserError, match=r"^b: Reader cannot.*Token ids go from 0 to 30: its nn.Embedding needs a row"):
+        federate(Reader(), {"b": (tokens, Y), "c": (tokens, Y)}, quiet=True)
+
+
+def test_what_is_frozen_is_exported_whole() -> None:
+    done = federate(Net(), [(X, Y)] * 2, rounds=2, out="out", quiet=True, frozen=True, project=4)
+    about = done.export("exported", client=1, onnx=False)
+    net = torch.export.load("exported/model.pt2").module()
+    _, scores, distances = net(torch.from_numpy(X))
+    assert [int(about["class_names"][place]) for place in distances.argmin(1)] == done.predict(X, client=1)
+    assert torch.allclose(done.models[1](torch.from_numpy(X))[1], scores, atol=1e-5)
+    assert load_file("exported/model.safetensors").keys() == done.models[1].state_dict().keys()
+    with pytest.raises(UserError, match="project = 64 behind a frozen encoder"):
+        federate(Net(), [(X, Y)] * 2, "fedper", quiet=True, frozen=True)
+
+
+def test_slips_are_said_in_one_line_and_no_test_data_is_no_accuracy() -> None:
+    watch = Notes()
+    done = federate(Net(), [(X, Y)] * 2, rounds=1, out="out", watch=watch, test_fraction=0)
+    assert np.isnan(done.accuracy)
+    assert "no test data" in repr(done)
+    assert any("takes 1 training steps in all" in note for note in watch.notes)
+    with pytest.raises(UserError, match=r"x has shape \(30, 5\), but client 0 was trained on \(samples, 6\)"):
+        done.predict(X[:, 1:])
+    with pytest.raises(UserError, match="Did you mean 'epochs'"):
+        federate(Net(), [(X, Y)] * 2, epoch=2)
+    with pytest.raises(UserError, match=r"text with client 0 \('fig'\) but numbers with client 1 \(0\)"):
+        federate(Net(), [(X, ["fig"] * 30), (X, Y)])
