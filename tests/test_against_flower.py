@@ -16,6 +16,7 @@ MISSING = [name for name in ("flwr", "ray") if importlib.util.find_spec(name) is
 
 @pytest.mark.skipif(bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install 'protofed[flower]'")
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are counted in /proc")
+@pytest.mark.usefixtures("all_cores")
 def test_flower_and_the_plain_loop_learn_the_same_and_leave_nothing_behind(tmp_path):
     mark = f"PROTOFED_TEST={uuid4()}"
     name, value = mark.split("=")
