@@ -219,15 +219,16 @@ def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
 
 def _refuse_odd(body: Body, sample: Tensor, z: Tensor, label: str) -> None:
     """A batch of one sample must do, and the same samples must give the same embeddings."""
+    lost = (
+        f"{label} takes {len(z)} samples at once, but not one: its forward loses the axis of samples (squeeze?). "
+        "Keep that axis."
+    )
     try:
         alone: Any = body(sample[:1])
-    except Exception:
-        alone = None
-    if alone is None or alone.shape != (1, z.shape[1]):
-        raise UserError(
-            f"{label} takes {len(z)} samples at once, but not one: its forward loses the axis of samples (squeeze?). "
-            "Keep that axis."
-        )
+    except Exception as error:  # whatever the user's own forward raises
+        raise UserError(f"{lost} It says: {told(error)}.") from error
+    if alone.shape != (1, z.shape[1]):
+        raise UserError(lost)
     if not torch.allclose(body(sample), z, rtol=1e-3, atol=1e-4):
         raise UserError(
             f"{label} makes other embeddings of the same samples: it draws random numbers even in evaluation mode. "
