@@ -16,7 +16,8 @@ from protofed.report import pictures as run_pictures
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: several threads are slower, and tests run side by side
-settings.register_profile("tests", deadline=None)  # a busy machine is no failure
+# A busy machine is no failure, and the same commit has the same examples.
+settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 CORES = sorted(os.sched_getaffinity(0)) if number and hasattr(os, "sched_getaffinity") else []
@@ -33,6 +34,12 @@ def all_cores() -> Iterator[None]:
     yield
     if CORES:
         os.sched_setaffinity(0, MINE)
+
+
+@pytest.fixture(autouse=True)
+def _same_modules() -> None:
+    """Modules that a test makes begin with the same weights, whatever ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -70,8 +70,14 @@ def test_stretch_of_an_embedding() -> None:
     x = torch.tensor([[1.0, 2.0, 2.0], [0.5, 0.0, 0.0]])
     found = estimators.stretch(lambda p, one: one @ p["w"], {"w": torch.ones(3, 4)}, x, KEY)
     assert found == pytest.approx(3.0, rel=1e-5), "f(W; x) = xW moves by |x| at most"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stretch_of_a_network(seed: int) -> None:
+    torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4))
     weights = {name: p.detach() for name, p in net.named_parameters()}
+    x = torch.tensor([[1.0, 2.0, 2.0], [0.5, 0.0, 0.0]])
 
     def embed(params: dict[str, Tensor], one: Tensor) -> Tensor:
         return torch.func.functional_call(net, params, (one,))

@@ -8,14 +8,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protofed.method import Params
 from protofed.ops import random
 
-ITERATIONS = 20  # of the power method at most
+ITERATIONS = 20  # of Lanczos' method at most
 CLOSE = 0.01  # relative growth of the estimate, below which it is done
+TINY = 1e-6  # what is left of a product beside all before it, relative to the estimate: nothing
 NEAR = 1e-3  # step of a difference quotient, relative to the parameters' length
 
 Objective = Callable[[Params], Tensor]  # a loss
@@ -41,7 +43,7 @@ def slope(objective: Objective, params: Params) -> tuple[float, Params]:
 
 
 def curvature(objective: Objective, params: Params, key: Tensor) -> float:
-    """The largest absolute eigenvalue of the Hessian here, from below, by the power method.
+    """The largest absolute eigenvalue of the Hessian here, from below, by Lanczos' method.
 
     Its products are difference quotients where autograd cannot differentiate twice, as at a norm of 0.
     """
@@ -106,19 +108,24 @@ def noise(batches: Sequence[Params], whole: Params) -> Noise:
 
 
 def _largest(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
-    """The norm of a symmetric linear map, from below: it grows from one product to the next."""
-    vector, found = start / torch.linalg.vector_norm(start), 0.0
+    """The norm of a symmetric linear map, from below, by Lanczos' method: it grows from one product to the next."""
+    vector, before, found = start / torch.linalg.vector_norm(start), torch.zeros_like(start), 0.0
+    diagonal: list[float] = []  # of the map in the orthonormal basis that its powers of the start span,
+    beside = [0.0]  # and the entries beside it, from the second on
     for _ in range(ITERATIONS):
-        image = product(vector.to(start.dtype))
+        image = product(vector).to(start.dtype)
+        diagonal.append(float(image @ vector))
+        image = image - diagonal[-1] * vector - beside[-1] * before
         size = float(torch.linalg.vector_norm(image))
         if not math.isfinite(size):  # not smooth here
             return math.inf
-        if size == 0:
+        small = np.diag(diagonal) + np.diag(beside[1:], 1) + np.diag(beside[1:], -1)
+        norm = float(np.abs(np.linalg.eigvalsh(small)).max())
+        grown, found = norm - found, max(found, norm)
+        if size <= TINY * found or grown <= CLOSE * found:
             break
-        grown, found = size - found, max(found, size)
-        if grown <= CLOSE * found:
-            break
-        vector = image / size
+        before, vector = vector, image / size
+        beside.append(size)
     return found
 
 
