@@ -37,6 +37,7 @@ ONLY_IN = {
     "onnxruntime": {"predictor.py"}, "onnxscript": set(),
     "tensorboard": {"sinks/tensorboard.py"}, "wandb": {"sinks/wandb.py"}, "mlflow": {"sinks/mlflow.py"},
 }  # fmt: skip
+SLOW = ("matplotlib", "sklearn", "scipy", "pandas")
 
 
 def imports(path: Path) -> set[str]:
@@ -78,10 +79,10 @@ def test_optional_packages_are_imported_in_one_place() -> None:
 
 
 def test_importing_protofed_is_cheap_and_needs_no_extra() -> None:
-    """Nothing optional is pulled in by the package itself."""
+    """Nothing optional is pulled in by the package or its commands, nor what is slow and not always needed."""
     import subprocess
     import sys
 
-    code = f"import sys, protofed, protofed.track; print([m for m in {list(ONLY_IN)} if m in sys.modules])"
+    code = f"import sys, protofed.cli, protofed.track; print([m for m in {[*ONLY_IN, *SLOW]} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

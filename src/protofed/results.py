@@ -36,7 +36,6 @@ from protofed.metrics import (
     without_answers,
 )
 from protofed.prepare import held_out, taking_part
-from protofed.report import pictures
 from protofed.version import VERSION
 
 CONFUSED = 1000  # classes up to which it is counted who is taken for whom
@@ -278,6 +277,8 @@ def finish(
         "partition": split.hash,
         **(newcomer.summary(experiment, joined) if joined else {}),
     }
+    from protofed.report import pictures  # with Matplotlib, which takes its time
+
     pictures.curve(folder.rounds(), experiment.method_name, folder.file("accuracy.png"))
     pictures.clients(records, experiment.method_name, folder.file("clients.png"))
     folder.write_json("summary.json", summary)

@@ -21,7 +21,6 @@ from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
 from protofed.prepare import Prepared, choose, draw_cohort, prepare, threads
 from protofed.record import Recorder, classes
-from protofed.report import bubbles
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 from protofed.theory.entry import measure, why_not
 
@@ -131,6 +130,8 @@ def _keep_partition(folder: RunFolder, experiment: Experiment, prepared: Prepare
                 "Restore the data, or start anew with another --out."
             )
     prepared.split.save(saved, prepared.domains)
+    from protofed.report import bubbles  # with Matplotlib, which takes its time
+
     bubbles.draw_split(prepared.split, prepared.domains, folder.file("partition.png"))
     folder.write_json("inputs.json", inputs(prepared.domains, experiment.data.normalize))
 

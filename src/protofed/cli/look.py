@@ -16,7 +16,6 @@ from protofed.explain import guidance
 from protofed.federation.export import export_shares
 from protofed.prepare import prepare_split
 from protofed.registry import find_method
-from protofed.report import bubbles
 from protofed.theory.guidance import of_run as guidance_of_run
 from protofed.theory.table import guidance_table
 
@@ -32,6 +31,8 @@ def partition(
 
     The file it writes can be used again:  protofed run ... partition=file partition.path=FOLDER/partition.npz
     """
+    from protofed.report import bubbles  # with Matplotlib, which takes its time
+
     plan = Experiment.load(experiment, *(overrides or []))
     domains, split = prepare_split(plan, data_dir)
     folder = out or Path("runs") / f"partition-{find(experiment).stem}"

@@ -9,7 +9,7 @@ from protofed import tables
 from protofed.atomic import write_atomically
 from protofed.cli.common import errors, say
 from protofed.errors import UserError
-from protofed.report import html, paper
+from protofed.report import html
 from protofed.report.runs import Gathered, gather
 
 
@@ -45,6 +45,8 @@ def write(gathered: Gathered, out: Path, figures: Path | None = None) -> None:
     write_atomically(out, html.render(shown).encode())
     say(f"report: {out} (runs: {len(gathered.runs)})")
     if figures is not None:
+        from protofed.report import paper  # with Matplotlib, which takes its time
+
         with tables.bar(errors, "saving the figures") as tell:
             count = paper.save(drawn, figures, tell)
         say(f"figures: {count} in {figures}, each as PNG, SVG and PDF")

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,10 @@ from protofed.cli.common import DataDir, console, errors, say
 from protofed.errors import UserError
 from protofed.reproduce import page, render
 from protofed.reproduce.entry import PAPERS, load, names
-from protofed.reproduce.run import Report
-from protofed.reproduce.run import reproduce as run_entries
 from protofed.sweep.view import view
+
+if TYPE_CHECKING:
+    from protofed.reproduce.run import Report
 
 
 def reproduce(
@@ -48,6 +49,8 @@ def reproduce(
         raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
     report = None
     if entries:
+        from protofed.reproduce.run import reproduce as run_entries  # with Matplotlib, which takes its time
+
         report = run_entries(
             _named(entries),
             out,
@@ -69,7 +72,7 @@ def reproduce(
         _end(report)
 
 
-def _end(report: Report) -> None:
+def _end(report: "Report") -> None:
     for text in report.skipped:
         say(f"skipped: {text}")
     for outcome in report.failed:

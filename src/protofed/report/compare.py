@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from protofed.atomic import write_atomically
-from protofed.report import pictures
 from protofed.report.columns import METRICS, deviation
 from protofed.results import Result
 
@@ -40,5 +39,7 @@ def write(results: Mapping[str, Sequence[Result]], table: str, folder: Path) -> 
     paths = [folder / name for name in ("compare.json", "compare.md", "compare.png")]
     write_atomically(paths[0], (json.dumps(rows(results), indent=2) + "\n").encode())
     write_atomically(paths[1], table.encode())
+    from protofed.report import pictures  # with Matplotlib, which takes its time
+
     pictures.curves({method: [r.rounds for r in runs] for method, runs in results.items()}, paths[2])
     return paths
