@@ -110,7 +110,11 @@ def test_list(what: str) -> None:
 
 def test_help_teaches() -> None:
     assert "protofed run demo" in good("--help")
-    assert "Examples" in good("run", "--help")
+    said = good("run", "--help")
+    assert "Examples" in said
+    assert "A .toml file, or a shipped experiment's name" in said  # of an argument
+    assert "[env var: PROTOFED_DATA]" in said
+    assert "\\[" not in said
     assert "--seeds" in good("compare", "--help")
     assert "protofed explain fedproto" in good("explain", "--help")
 

@@ -147,7 +147,9 @@ def test_the_page_followed_on_four_machines(followed: Followed, tmp_path: Path) 
         machines.signal(name, signal.SIGSTOP)
     _only_clients_calls_are_answered(machines, server, tmp_path / "keys.log")
     _operated(followed, steps("operate.md"), tmp_path / "keys.log")
-    for name in SITES:
+    again = next(step for step in joining if step.machines == ["north"] and TAKES_PART.search(step.code))
+    _has_a_new_key(followed, again)
+    for name in SITES[1:]:
         machines.signal(name, signal.SIGCONT)
 
     for name in SITES:
@@ -207,8 +209,8 @@ def _only_clients_calls_are_answered(machines: Machines, server: Path, keys: Pat
 
 
 def _operated(followed: Followed, todo: list[Step], keys: Path) -> None:
-    """A certificate is renewed while all runs; the server is backed up, lost, and restored."""
-    renew, back_up, restore = todo
+    """A certificate is renewed while all runs, north gets a key; the server is backed up, lost, and restored."""
+    renew, rekey, back_up, restore = todo
     machines, server = followed.machines, followed.server
     authority = machines.folders["north"] / "north" / "ca.crt"
 
@@ -224,12 +226,27 @@ def _operated(followed: Followed, todo: list[Step], keys: Path) -> None:
     assert days_left((server / "server.crt").read_bytes()) > 800
     followed.until(lambda: machines.inside("north", certificate) != old, "the new certificate is in use")
 
+    assert "a new key for north" in followed.follow(rekey)
     assert "the server has ended" in followed.follow(back_up)
     done = rounds_of(server)
     shutil.rmtree(server)
     followed.follow(restore)
     assert rounds_of(server) == done
     assert 1 <= len(done) <= 2
+
+
+def _has_a_new_key(followed: Followed, again: Step) -> None:
+    """The old key is refused; with the new one north is itself again."""
+    made, bundle = followed.server.parent / "clients" / "north", followed.machines.folders["north"] / "north"
+    followed.machines.signal("north", signal.SIGCONT)
+    assert followed.running.pop("north").wait(PATIENCE) == 2
+    assert "key" in followed.log("north").read_text().splitlines()[-1]
+    for name in ("key", "key.pub"):
+        assert (made / name).read_bytes() != (bundle / name).read_bytes()
+        shutil.copy(made / name, bundle / name)
+    before = followed.log("north").read_text().count("joined")
+    followed.follow(again)
+    followed.until(lambda: followed.log("north").read_text().count("joined") > before, "north is back")
 
 
 def _plant(followed: Followed) -> None:
@@ -254,17 +271,22 @@ def _searched(followed: Followed, streams: list[Stream], keys: Secrets) -> None:
     """Nothing can be read; with the keys, what was said to be sent is there, and no sample is."""
     assert {port for stream in streams for port in stream.flow[1::2] if port < EPHEMERAL} == {PORT, PLANTED}
     planted = b"".join(stream.content() for stream in streams if stream.flow.target_port == PLANTED)
+    unheard: list[bytes] = []
     wire, down, up = b"", b"", dict.fromkeys((ADDRESSES[name] for name in SITES), b"")
     for call in streams:
         if call.flow.target_port == PORT and call.parts:
             assert call.back is not None
             sent, got = call.content(), call.back.content()
             wire += sent + got
-            if list(records(got)):  # else it went down before it answered
+            if not keys.of(sent):  # Flower's own client, by which north signs off as who it was, or one that went down
+                unheard.append(sent)
+            elif list(records(got)):  # else it went down before it answered
                 sent, got = keys.open(sent, got)
                 up[call.flow.source] += sent
                 down += got
     said = b"".join(up.values()) + down
+    assert len(unheard) <= 2
+    assert all(len(sent) < 2000 for sent in unheard)  # no prototypes
 
     search = sought({name: followed.machines.folders[name] for name in SITES}, followed.server)
     assert search.found(wire) == set()

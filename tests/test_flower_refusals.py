@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'
 
 from protofed.errors import UserError
 from protofed.federation.settings import load_client, load_federation
-from protofed.flower import certificates, control, gate, installed
+from protofed.flower import certificates, control, gate, installed, setup
 from protofed.flower.door import FLEET, Door
 from protofed.flower.proxy import Answer, Request, free_port, listen
 from protofed.flower.server import locked
@@ -97,6 +97,25 @@ def test_what_is_set_up(federation: Path) -> None:
         words = ["ssh-keygen", "-y", "-f", str(federation / "clients" / "north" / "key")]
         public = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         assert public.split()[1] == settings.clients[0].public_key.split()[1]
+
+
+def test_a_new_key_changes_nothing_else(federation: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "fed"
+    shutil.copytree(federation, copy)
+    shutil.rmtree(copy / "clients" / "north")  # it was brought to its site
+    before = load_federation(copy / "server")
+    with pytest.raises(UserError, match=r"names no client 'nort'\. It has north, south\."):
+        setup.rekey(copy / "server", "nort")
+    made = setup.rekey(copy / "server", "north")
+    now = load_federation(copy / "server")
+    assert now.clients[0].public_key == (made / "key.pub").read_text().strip() != before.clients[0].public_key
+    assert stat.S_IMODE((made / "key").stat().st_mode) == 0o600
+    assert (now.clients[1:], now.federation, now.rounds, now.task) == (
+        before.clients[1:],
+        before.federation,
+        before.rounds,
+        before.task,
+    )
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,11 @@ def test_environment_says_what_the_run_was_made_with(whole: Path) -> None:
 @pytest.mark.parametrize("config", ["domains/digits4", "writers/mnist", "fedpr/mnist", "mpfedcl/mnist"])
 def test_shipped_settings_run_on_real_data(config: str, real_data: Path) -> None:
     plan = Experiment.load(
-        config, "rounds=1", "evaluate.gm=0", "clients=4" if config == "domains/digits4" else "clients=5"
+        config,
+        "rounds=1",
+        "local_epochs=1",
+        "evaluate.gm=0",
+        "clients=4" if config == "domains/digits4" else "clients=5",
     )
     result = run(plan, "out", data_dir=real_data)
     assert result.summary["accuracy_mean"] > 0.05

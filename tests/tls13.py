@@ -30,6 +30,10 @@ class Secrets:
             name, connection, secret = line.split()
             self.known[bytes.fromhex(connection)][name] = bytes.fromhex(secret)
 
+    def of(self, to_server: bytes) -> bool:
+        """Whether the keys of this connection were written down."""
+        return next(records(to_server))[1][11:43] in self.known
+
     def open(self, to_server: bytes, to_client: bytes) -> tuple[bytes, bytes]:
         """What both sides said, in the clear; a KeyError where the keys are not known."""
         hello = next(records(to_server))[1]

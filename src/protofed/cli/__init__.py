@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
+import typer.core
 
 from protofed.cli import (
     bench,
@@ -26,6 +27,7 @@ from protofed.cli.common import errors, say
 from protofed.errors import UserError
 from protofed.version import VERSION
 
+typer.core.HAS_RICH = False  # before 0.21 it escapes brackets for Rich, which does not print our help
 app = typer.Typer(
     name="protofed",
     no_args_is_help=True,

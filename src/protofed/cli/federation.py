@@ -72,6 +72,21 @@ def renew(
 
 
 @federation.command()
+def rekey(
+    folder: Folder, client: Annotated[str, typer.Argument(help="Its name, as in 'federation status'.")]
+) -> None:  # fmt: skip
+    """Make a new key pair for a client whose key is lost or leaked: the old one is let in no longer."""
+    from protofed.flower import setup
+    from protofed.flower.operate import server_folder
+
+    bundle = setup.rekey(server_folder(folder), client)
+    say(
+        f"a new key for {client} is in {bundle}. Restart the server, which then refuses the old one; put key and "
+        f"key.pub into the client's bundle by a way that nobody else can read, and start the client again."
+    )
+
+
+@federation.command()
 def start(
     folder: Folder,
     insecure: Insecure = False,

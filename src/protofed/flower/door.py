@@ -24,7 +24,8 @@ ROUTES = ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messa
 WITHOUT_KEYS = ("register-node", "unregister-node")  # in insecure mode clients register themselves
 ABOUT = "/protofed"
 CALLER = b"flwr-public-key"
-UNKNOWN = 403  # the answer to somebody with another key
+UNKNOWN = 403  # the answer to somebody with another key,
+STRANGER = b"this key is not in federation.toml\n"  # with these words: it is also Flower's to other things
 FINISHED = 410  # the answer to a client that asks for work when the federation is over
 FAREWELL_SECONDS = 6.0  # in which every client asks at least once
 HOLD_SECONDS = 20.0  # that a client waits for work in one call; Flower's calls time out after 30
@@ -88,7 +89,7 @@ class Door:
 
         caller = next((value for name, value in request.headers if name == CALLER), b"")
         if self.keys is not None and caller not in self.keys:
-            return Answer(UNKNOWN, b"this key is not in federation.toml\n")
+            return Answer(UNKNOWN, STRANGER)
         try:
             if request.route == FLEET + "pull-messages":
                 return await self._pull(request, caller)

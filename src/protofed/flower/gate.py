@@ -13,7 +13,7 @@ import httpx
 
 from protofed.errors import UserError
 from protofed.flower import control
-from protofed.flower.door import ABOUT, FINISHED, FLEET, HOLD_SECONDS, ROUTES, UNKNOWN, WITHOUT_KEYS
+from protofed.flower.door import ABOUT, FINISHED, FLEET, HOLD_SECONDS, ROUTES, STRANGER, UNKNOWN, WITHOUT_KEYS
 from protofed.flower.installed import NEWEST, OLDEST
 from protofed.flower.proxy import Answer, Relay, Request, Upstream
 from protofed.version import VERSION
@@ -84,10 +84,10 @@ class Gate:
                 "the server did not accept the signature of this client: its key was removed from the federation, or "
                 f"the clocks differ (here it is {time.strftime('%Y-%m-%d %H:%M:%S %Z')}). Set it, or get a new bundle."
             )
-        elif answer.status == UNKNOWN and call == "activate-node":
+        elif answer.status == UNKNOWN and (call == "activate-node" or answer.body == STRANGER):
             self.refused = (
-                f"the server {self.address} does not know the key of this bundle. Its operator puts key.pub into "
-                "[[clients]] of federation.toml and restarts the server, or gives you the bundle anew."
+                f"the server {self.address} does not know the key of this bundle, or no longer. Its operator makes a "
+                "new one with 'protofed federation rekey', restarts the server, and gives you the bundle anew."
             )
         elif call == "get-fab" and answer.status == 200 and control.program_in(answer.body) != control.program():
             self.refused = (

@@ -1,10 +1,11 @@
-"""`protofed federation init`: everything that an operator needs, in one folder."""
+"""`protofed federation init` and `rekey`: everything that an operator needs, in one folder."""
 
 import dataclasses
 import ipaddress
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import tomli_w
 
 from protofed.errors import UserError
 from protofed.experiment import Experiment
-from protofed.federation.settings import Rounds, Task, experiment_hash, task_of
+from protofed.federation.settings import Rounds, Task, experiment_hash, load_federation, task_of
 from protofed.flower.certificates import make_authority, make_client_key, make_server, write_private
 from protofed.flower.pages import CLIENT_README, CLIENT_UNIT, README, SERVER_UNIT
 
@@ -130,6 +131,25 @@ def _write(
     )
     text = README.format(name=folder.resolve().name, folder=folder, server=where, port=port, first=names[0])
     (scratch / "README.md").write_text(text, encoding="utf-8")
+
+
+def rekey(server: Path, name: str) -> Path:
+    """A new key pair for a client, where its bundle is or was; the server lets the old key in until it starts again."""
+    path = server / "federation.toml"
+    federation = load_federation(server)
+    known = {federation.name_of(member.number): member.number for member in federation.clients}
+    if name not in known:
+        raise UserError(f"{path} names no client {name!r}. It has {', '.join(known)}.")
+    settings, made = tomllib.loads(path.read_text(encoding="utf-8")), make_client_key()
+    bundle = server.resolve().parent / "clients" / name
+    bundle.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(bundle / "key", made.key)
+    write_private(bundle / "key.pub", made.certificate)
+    for entry in settings["clients"]:
+        if entry.get("number", 0) == known[name]:
+            entry["public_key"] = made.certificate.decode().strip()
+    write_private(path, tomli_w.dumps(settings).encode())
+    return bundle
 
 
 def _plain(settings: Any) -> dict[str, Any]:
