@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from protofed import local
 from protofed.data.lanes import Lanes, best_width, pack
 from protofed.data.stacked import LazyBatches, StackedData
 from protofed.engines import Trained, memory, nobody
+from protofed.engines.base import OnReference
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.stacks import along, deal_to, finite_rows, join, one_by_one, pick, put, rows_of, stack
 from protofed.engines.step import Carried, Now, Replay, Traced, lanes_step
 from protofed.engines.wire import Size, measure_down, measure_up, signature
 from protofed.errors import UserError
-from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Spec, Tree
+from protofed.method import Client, Each, LocalData, Mean, Method, Phase, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim, random
@@ -59,7 +60,7 @@ class Group(NamedTuple):
     numbers: list[int]
 
 
-class StackedEngine:
+class StackedEngine(OnReference):
     """Clients of one architecture together; what cannot be stacked is left to the reference engine."""
 
     def __init__(
@@ -102,23 +103,6 @@ class StackedEngine:
         self._busy = 1  # threads that train at once
         if any(reference.model(number).recurrent for number in range(len(self.architectures))):
             self._refused = "recurrent layers (LSTM, GRU)"
-
-    @property
-    def clients(self) -> MutableMapping[int, Client]:
-        return self.reference.clients
-
-    @clients.setter
-    def clients(self, clients: MutableMapping[int, Client]) -> None:
-        self.reference.clients = clients
-
-    def specs(self) -> list[Spec]:
-        return self.reference.specs()
-
-    def counts(self, cohort: Sequence[int]) -> Tensor:
-        return self.reference.counts(cohort)
-
-    def samples(self, cohort: Sequence[int]) -> list[int]:
-        return self.reference.samples(cohort)
 
     def why_not(self, method: Method) -> str | None:
         """What keeps a method's clients from being stacked, in words."""
@@ -656,12 +640,6 @@ class StackedEngine:
         return replay
 
     # evaluation
-
-    def labels(self, number: int, part: str) -> Tensor:
-        return self.reference.labels(number, part)
-
-    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
-        return self.reference.embed(method, number, part, rows)
 
     def evaluate(
         self,
