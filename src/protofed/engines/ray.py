@@ -9,7 +9,8 @@ import torch
 from protofed.engines import Trained, nobody
 from protofed.engines.base import OnReference
 from protofed.engines.cluster import Cluster
-from protofed.engines.stacked import Group, StackedEngine
+from protofed.engines.groups import Group
+from protofed.engines.stacked import StackedEngine
 from protofed.engines.worker import Job, Made, pack, pack_states, unpack_tallies, unpack_trained
 from protofed.method import Client, Method, Tree
 from protofed.metrics import Tally, add
@@ -49,7 +50,7 @@ class RayEngine(OnReference):
             self.close()
             raise
         many, threads = self.cluster.workers, 1 if self.cluster.gpu else self.cluster.threads
-        self.stacked.parts = threads * many
+        self.stacked.sizes.parts = threads * many
         each = "a GPU" if self.cluster.gpu else f"{threads} core{'s' * (threads > 1)}"
         tell(f"{many} worker{'s' * (many > 1)}{', each' if many > 1 else ''} with {each}")
 
