@@ -1,4 +1,4 @@
-"""Rules about what must not matter: how often, in which order, grouping and company clients and samples come."""
+"""Rules about what must not matter: a second run, order, grouping, padding, and who is trained beside whom."""
 
 from typing import Any
 
