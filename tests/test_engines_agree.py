@@ -13,9 +13,12 @@ from protofed.data.federation import Federation
 from protofed.data.split import Split
 from protofed.data.stacked import StackedData
 from protofed.engines import Engine, memory
+from protofed.engines.cache import OFTEN
+from protofed.engines.groups import Sizes, Work
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import OFTEN, StackedEngine, _one_by_one
+from protofed.engines.stacked import StackedEngine
 from protofed.engines.stacks import one_by_one
+from protofed.engines.sums import merged, summed_in_order
 from protofed.errors import UserError
 from protofed.method import Mean, Method
 from protofed.methods import METHODS
@@ -211,14 +214,15 @@ def test_ordered_sums_are_those_of_one_client_after_another() -> None:
 
 
 def test_ordered_sums_do_not_depend_on_the_groups() -> None:
-    one = StackedEngine(engine(METHODS["fedavg"]()), ordered=True)
     rows = torch.tensor([1e8, 1.0, -1e8, 1.0])
     ups = {
         order: [{"sum": Mean(rows[list(part)], torch.zeros(len(part)))} for part in order]
         for order in (((0, 1, 2, 3),), ((2, 0), (3, 1)), ((3,), (2,), (1,), (0,)))
     }
     sums = {
-        _one_by_one(one._merged(parts, torch.tensor([i for part in order for i in part]).argsort()))["sum"].total.item()
+        summed_in_order(merged(parts, torch.tensor([i for part in order for i in part]).argsort(), ordered=True))[
+            "sum"
+        ].total.item()
         for order, parts in ups.items()
     }
     assert len(sums) == 1
@@ -247,17 +251,17 @@ def test_a_model_that_vmap_cannot_take_is_trained_one_client_after_another() -> 
 def test_where_memory_runs_out_fewer_train_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS["fedproto"]()
     stacked = StackedEngine(engine(method))
-    whole = stacked._phase
+    whole = stacked.lanes._phase
 
-    def tight(*args: Any) -> Any:
-        if stacked._width(args[2]) > 1:
+    def tight(work: Work, *rest: Any) -> Any:
+        if stacked.sizes.width(work.group) > 1:
             raise torch.OutOfMemoryError("full")
-        return whole(*args)
+        return whole(work, *rest)
 
-    monkeypatch.setattr(stacked, "_phase", tight)
+    monkeypatch.setattr(stacked.lanes, "_phase", tight)
     agree(play(engine(method), method), play(stacked, method))
     assert stacked.notes[-1].endswith("going on with 1")
-    monkeypatch.setattr(stacked, "_phase", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(stacked.lanes, "_phase", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
     with pytest.raises(UserError, match=r"training one client at a time takes more memory than there is: only .* MB"):
         stacked.train(method, method.init_server(stacked.specs()[0]), [0, 1], 0)
 
@@ -284,7 +288,7 @@ def test_bf16_is_near_fp32_and_not_the_same() -> None:
 
 
 def test_one_client_after_another_within_a_pass_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StackedEngine, "_mapped", lambda self, group, sizes: one_by_one)
+    monkeypatch.setattr(Sizes, "mapped", lambda self, group, sizes: one_by_one)
     for name in ("fedproto", "fesem"):  # with something that is dealt, and without
         method = METHODS[name]()
         agree(play(engine(method), method), play(StackedEngine(engine(method)), method))

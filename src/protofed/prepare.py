@@ -21,6 +21,7 @@ from protofed.data.federation import Federation
 from protofed.data.sources import data_root, load
 from protofed.data.split import Split
 from protofed.engines import Engine, cluster
+from protofed.engines.base import OnReference
 from protofed.engines.ray import RayEngine
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.stacked import StackedEngine
@@ -53,7 +54,7 @@ class Prepared(NamedTuple):
     @property
     def reference(self) -> ReferenceEngine:
         """One client after another on this machine, whatever the engine."""
-        engine = self.engine.reference if isinstance(self.engine, StackedEngine | RayEngine) else self.engine
+        engine = self.engine.reference if isinstance(self.engine, OnReference) else self.engine
         assert isinstance(engine, ReferenceEngine)
         return engine
 

@@ -1,21 +1,22 @@
 """The Ray engine: stacked engines on the machines of a cluster, each of which does a share of every round."""
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from protofed.engines import Trained, nobody
+from protofed.engines.base import OnReference
 from protofed.engines.cluster import Cluster
-from protofed.engines.stacked import Group, StackedEngine
+from protofed.engines.groups import Group
+from protofed.engines.stacked import StackedEngine
 from protofed.engines.worker import Job, Made, pack, pack_states, unpack_tallies, unpack_trained
-from protofed.method import Client, Method, Spec, Tree
+from protofed.method import Client, Method, Tree
 from protofed.metrics import Tally, add
 
 
-class RayEngine:
+class RayEngine(OnReference):
     """Client states stay here, and go with the work to workers that do not have them; so a lost worker loses nothing.
 
     Which clients are together, and so every sum, depends on how many workers there are, not on who does what.
@@ -49,7 +50,7 @@ class RayEngine:
             self.close()
             raise
         many, threads = self.cluster.workers, 1 if self.cluster.gpu else self.cluster.threads
-        self.stacked.parts = threads * many
+        self.stacked.sizes.parts = threads * many
         each = "a GPU" if self.cluster.gpu else f"{threads} core{'s' * (threads > 1)}"
         tell(f"{many} worker{'s' * (many > 1)}{', each' if many > 1 else ''} with {each}")
 
@@ -63,29 +64,6 @@ class RayEngine:
     def cluster(self) -> Cluster:
         assert self._cluster is not None, "the engine is not started"
         return self._cluster
-
-    @property
-    def clients(self) -> MutableMapping[int, Client]:
-        return self.reference.clients
-
-    @clients.setter
-    def clients(self, clients: MutableMapping[int, Client]) -> None:
-        self.reference.clients = clients
-
-    def specs(self) -> list[Spec]:
-        return self.reference.specs()
-
-    def counts(self, cohort: Sequence[int]) -> Tensor:
-        return self.reference.counts(cohort)
-
-    def samples(self, cohort: Sequence[int]) -> list[int]:
-        return self.reference.samples(cohort)
-
-    def labels(self, number: int, part: str) -> Tensor:
-        return self.reference.labels(number, part)
-
-    def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
-        return self.reference.embed(method, number, part, rows)
 
     # training
 

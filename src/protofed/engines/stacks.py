@@ -123,3 +123,8 @@ def finite_rows(tree: Tree, many: int) -> Tensor:
     if not leaves[0].is_cuda and torch.isfinite(sum(leaf.sum() for leaf in leaves)):  # a quick look finds nothing
         return torch.ones(many, dtype=torch.bool)
     return torch.stack([torch.isfinite(leaf.sum(1, dtype=torch.float64)) for leaf in leaves]).all(0)
+
+
+def cloned(tree: Tree) -> Tree:
+    """The same with memory of its own, to be written to."""
+    return tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)

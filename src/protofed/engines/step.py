@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from protofed import local
+from protofed.data.stacked import StackedData
 from protofed.method import Batch, Client, Method, Params, Phase, Tree
 from protofed.models.functional import FunctionalModel
 from protofed.ops import optim
@@ -39,6 +40,12 @@ class Now(NamedTuple):
     drawn: Params  # what dropouts keep, where that was drawn before
     busy: Tensor  # (W,) whether there is a step to take
     last: Tensor  # (W,) whether it belongs to the client's last epoch
+
+
+def now_of(samples: StackedData, feed: Tree, fixed: Tree) -> Now:
+    """What the lanes get at a time, from their feed at that time."""
+    plan, keys, drawn, busy, last = feed
+    return Now(samples.batch(plan, fixed[0]), keys, drawn, busy, last)
 
 
 def lanes_step(

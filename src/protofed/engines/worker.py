@@ -9,8 +9,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from protofed.engines import Trained
-from protofed.engines.stacked import Group, StackedEngine, alone_on_its_core
+from protofed.engines.groups import Group
+from protofed.engines.stacked import StackedEngine
 from protofed.engines.stacks import rows_of, stack
+from protofed.engines.threads import alone_on_its_core
 from protofed.engines.wire import Size, decode, encode, signature
 from protofed.method import Client, Mean, Method, Tree
 from protofed.metrics import Correct, Tally

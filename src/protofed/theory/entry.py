@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from protofed.engines import Engine
-from protofed.engines.ray import RayEngine
+from protofed.engines.base import OnReference
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import StackedEngine
 from protofed.method import Client, Method, Phase, Tree
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import deal
@@ -42,7 +41,7 @@ def measure(
     tell: Tell = lambda done, of: None,
 ) -> dict[str, Any] | None:
     """The `theory` entry of a round, counted from 0; `ended`: its clients after training. None: nobody had data."""
-    reference = engine.reference if isinstance(engine, StackedEngine | RayEngine) else engine
+    reference = engine.reference if isinstance(engine, OnReference) else engine
     theorem = theorem_of(method)
     assert isinstance(reference, ReferenceEngine)
     assert theorem is not None

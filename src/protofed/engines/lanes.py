@@ -1,0 +1,152 @@
+"""How a group of clients is trained: in lanes, each of which passes from client to client."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from protofed import local
+from protofed.data.lanes import Lanes, pack
+from protofed.engines.cache import Steps
+from protofed.engines.groups import Group, Sizes, Work
+from protofed.engines.members import Members
+from protofed.engines.stacks import along, cloned, put
+from protofed.engines.step import Carried, Now, Replay, Traced, now_of
+from protofed.method import Client, Mean, Phase, Tree
+from protofed.ops import optim, random
+from protofed.ops.trees import under
+
+TRIED = 5  # steps from which the seconds of a round are told
+DRAWN = 2**27  # dropout decisions that are drawn ahead at most
+BLOCK = 2**20  # of them at a time
+
+
+class LaneTraining:
+    """Trains groups of clients, all phases of a round."""
+
+    def __init__(self, members: Members, sizes: Sizes, steps: Steps) -> None:
+        self.members, self.sizes, self.steps = members, sizes, steps
+        self.reference, self.optimizer, self.device = members.reference, members.reference.optimizer, members.device
+        self.trial: list[float] | None = None  # seconds of training, where only some steps are taken to find out
+        self._draws: dict[str, dict[str, torch.Size]] = {}
+
+    def train(self, work: Work, phases: Sequence[Phase], client: Client) -> tuple[Client, Mean, Tree]:
+        """All phases of all clients: what `local.train` does for one."""
+        numbers, samples = work.group.numbers, self.members.samples(work.group.architecture)
+        key, order = random.fold(work.key, -1), samples.keys("order", work.round, numbers)
+        steps = [samples.steps(i) for i in numbers]
+        many, width = len(numbers), self.sizes.width(work.group)
+        client = cloned(client)
+        home = Carried(client, (), torch.zeros(many, device=self.device), torch.zeros(many, device=self.device), ())  # type: ignore[arg-type]
+        for phase in phases:
+            if not under(client.params, phase.trains):
+                local.refuse_empty(work.method, phase)
+            epochs = self.reference.local_epochs if phase.epochs is None else phase.epochs
+            lanes = pack([n * epochs for n in steps], width)
+            if not lanes.length:
+                continue  # nobody in this group has any data
+            rate = torch.tensor(self.optimizer.rate(work.round) if phase.lr is None else phase.lr, device=self.device)
+            home = self._phase(work, phase, home, lanes, self._feed(work.group, lanes, epochs, order, key), rate)
+        return home.client, Mean(home.loss, home.samples), home.seen
+
+    def _phase(self, work: Work, phase: Phase, home: Carried, lanes: Lanes, feed: Tree, rate: Tensor) -> Carried:
+        """One phase of all clients in lanes; `home` is where they are when they are in none."""
+        group, down, dims = work.group, work.down, work.dims
+        samples = self.members.samples(group.architecture)
+        moves = self._moves(lanes)
+        black, at = samples.black(group.numbers), self.members.ids(lanes.who[0].tolist())
+        client = along(at, home.client)
+        moments = vmap(lambda p: optim.init(self.optimizer, p, phase.plain))(under(client.params, phase.trains))
+        zero = torch.zeros(len(at), device=self.device)
+        carried = Carried(client, cloned(moments), zero, zero.clone(), ())
+        fixed = (along(at, black), along(at, down, dims), rate)
+        step, carried = self.steps.step(work, phase, carried, feed, fixed)
+        home = home._replace(seen=tree_map(lambda t: t.new_zeros(len(group.numbers), *t.shape[1:]), carried.seen))
+        if isinstance(step, Replay):
+            carried, _, _, fixed = step.inputs
+        else:
+            leaves, form = tree_flatten(feed)
+            times = list(zip(*(leaf.unbind(0) for leaf in leaves), strict=True))
+            step = step.bind(carried, *fixed[1:]) if isinstance(step, Traced) else partial(_loose, step, carried, fixed)
+        started: list[float] = []
+        for now in range(lanes.length):
+            if self.trial is not None:
+                started.append(self._time())
+                if now == min(TRIED, lanes.length - 1):
+                    self.trial.append(float(min(np.diff(started), default=0.0)) * lanes.length)
+                    return home
+            if now in moves:
+                _leave(carried, home, *moves[now][:2])
+                _enter(carried, home, fixed, (black, down), dims, *moves[now][::2])
+            if isinstance(step, Replay):
+                step()
+            else:
+                step(now_of(samples, tree_unflatten(times[now], form), fixed))
+        _leave(carried, home, *moves[lanes.length][:2])
+        return home
+
+    def _feed(self, group: Group, lanes: Lanes, epochs: int, order: Tensor, key: Tensor) -> Tree:
+        """What the lanes get at every time (T, W, ...): samples, keys, dropouts, whether busy and in the last epoch."""
+        samples = self.members.samples(group.architecture)
+        plan = samples.feed(group.numbers, order, epochs, lanes)
+        own = np.array([samples.steps(i) for i in group.numbers])[lanes.who]
+        last = lanes.step >= own * (epochs - 1)
+        who, step, busy, last = torch.from_numpy(np.stack([lanes.who, lanes.step, lanes.busy, last])).to(self.device)
+        keys = random.fold(key[who], step[..., None])
+        return plan, keys, self._draw(group, keys), busy.bool(), last.bool()
+
+    def _draw(self, group: Group, keys: Tensor) -> dict[str, Tensor]:
+        """What dropouts keep in all steps (T, W, B, ...), unless that is too much to hold."""
+        model, federation = self.members.model(group.numbers[0]), self.members.federation
+        with self.members.lock:
+            if group.architecture not in self._draws:
+                inputs = federation.blank(group.numbers[0], federation.batch_size)
+                self._draws[group.architecture] = model.draws(inputs)
+            draws = self._draws[group.architecture]
+        each = sum(s.numel() for s in draws.values()) * keys.shape[1]
+        if not each or each * len(keys) > DRAWN:
+            return {}
+        blocks = [model.draw(k, draws) for k in keys.split(max(1, BLOCK // each))]
+        return {name: torch.cat([block[name] for block in blocks]) for name in draws}
+
+    def _moves(self, lanes: Lanes) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+        """For every change its lanes, who leaves and who enters, in one transfer to the device."""
+        parts = [(when, part) for when, change in lanes.changes.items() for part in change]
+        whole = self.members.ids([number for _, part in parts for number in part])
+        found: dict[int, list[Tensor]] = {}
+        for (when, _), piece in zip(parts, whole.split([len(part) for _, part in parts]), strict=True):
+            found.setdefault(when, []).append(piece)
+        return {when: (lane, leave, enter) for when, (lane, leave, enter) in found.items()}
+
+    def _time(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _leave(carried: Carried, home: Carried, lanes: Tensor, clients: Tensor) -> None:
+    """Clients leave their lanes for home."""
+    put(home.client, clients, along(lanes, carried.client))
+    put(home.seen, clients, along(lanes, carried.seen))
+    home.loss.index_add_(0, clients, carried.loss[lanes])
+    home.samples.index_add_(0, clients, carried.samples[lanes])
+
+
+def _enter(
+    carried: Carried, home: Carried, fixed: Tree, private: Tree, dims: Tree, lanes: Tensor, clients: Tensor
+) -> None:
+    """Clients enter free lanes, with all that is theirs."""
+    put(carried.client, lanes, along(clients, home.client))
+    put((carried.moments, carried.loss, carried.samples, carried.seen), lanes, 0)
+    put(fixed[0], lanes, along(clients, private[0]))
+    put(fixed[1], lanes, along(clients, private[1], dims), dims)
+
+
+def _loose(step: Callable[..., Any], carried: Carried, fixed: Tree, now: Now) -> None:
+    step(carried, now, *fixed[1:])

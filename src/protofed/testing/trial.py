@@ -1,0 +1,170 @@
+"""A tiny federation on which a method is played."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
+
+import torch
+
+from protofed.local import Update, local_update, train
+from protofed.method import Batch, Client, LocalData, Method, Spec, Tree
+from protofed.models import MODELS
+from protofed.models.functional import FunctionalModel, fresh, state
+from protofed.ops import random
+from protofed.ops.optim import Optimizer
+from protofed.ops.trees import alone, deal, merge
+from protofed.testing.trees import copied
+
+# No two of these sizes are alike, so that an axis of classes is known by its length.
+CLASSES, DIM, HIDDEN, SHAPE = 7, 8, 9, (1, 3, 4)
+LABELS: tuple[list[int], ...] = (
+    [0] * 6 + [1] * 5 + [2] * 4 + [3] * 5,  # many samples
+    [1],  # a single one
+    [0] * 7,  # a single class
+    [3] * 2 + [4] * 3,  # a class that no other client holds
+    [],  # nothing
+    [0] * 3 + [1] * 2,  # enough, but it never takes part
+)
+COHORT, EMPTY, NEVER = (0, 1, 2, 3), 4, 5
+NOBODYS = [5, 6]  # classes without a sample
+SEED, EPOCHS, BATCH, CHUNK = 1, 2, 4, 16
+OPTIMIZER = Optimizer(lr=0.05, momentum=0.5)
+
+
+class Round(NamedTuple):
+    """One round as it was played. `before` and `given` were equal when each part of them was given."""
+
+    server: Tree
+    clients: dict[int, Client]  # of the cohort, as it began
+    downs: dict[int, Tree]
+    updates: dict[int, Update]
+    after: Tree  # the server
+    given: dict[str, Tree]  # all that the method's functions were given
+    before: dict[str, Tree]  # copies of it
+
+
+class Trial:
+    """A method and a tiny federation: six clients, seven classes, a network without BatchNorm and dropout."""
+
+    def __init__(self, method: Method, private: Sequence[str] = ()) -> None:
+        self.method, self.private = method, private
+        self.model = FunctionalModel(self._module(0))
+
+    def _module(self, seed: int) -> Any:
+        return fresh(lambda: MODELS["mlp_digits"](SHAPE, CLASSES, hidden=HIDDEN, dim=DIM), seed)
+
+    def spec(self, number: int | None = None) -> Spec:
+        """What there is before round one: for the server, or for a client."""
+        common = number is None or self.method.init == "common"
+        params, buffers = state(self._module(0 if common else random.seed(SEED, "init", number or 0)))
+        seed = SEED if number is None else random.seed(SEED, "client", number)
+        return Spec("mlp_digits", CLASSES, DIM, params, buffers, seed, len(LABELS), 7)
+
+    def new(self, number: int) -> Client:
+        """A client that has not taken part yet."""
+        return self.method.init_client(self.spec(number))
+
+    def samples(self, number: int) -> Batch:
+        y = torch.tensor(LABELS[number], dtype=torch.int64)
+        centres = random.normal(random.key("centres"), CLASSES * 12).reshape(CLASSES, *SHAPE)
+        noise = random.normal(random.key("noise", number), len(y) * 12).reshape(len(y), *SHAPE)
+        return Batch(centres[y] + 0.3 * noise, y, torch.ones(len(y)))
+
+    def local(self, number: int, round: int, pads: int = 0) -> LocalData:
+        """What a client knows of its data; one without any has a batch of padding."""
+        samples = self.samples(number)
+        batches = [padded(batch, pads) for batch in split(samples, CHUNK)] or [padded(samples, pads + 1)]
+        counts = torch.bincount(samples.y, minlength=CLASSES).float()
+        return LocalData(batches, counts, random.key(SEED, "train", round, number))
+
+    def epoch(self, number: int, round: int, epoch: int, pads: int = 0) -> list[Batch]:
+        """One pass over a client's samples; nothing for one without any."""
+        x, y, mask = self.samples(number)
+        order = random.permutation(random.key(SEED, "order", round, number, epoch), len(y))
+        return [padded(batch, pads) for batch in split(Batch(x[order], y[order], mask), BATCH)]
+
+    def update(
+        self, number: int, client: Client, round: int, down: Tree, data: LocalData | None = None, pads: int = 0
+    ) -> Update:
+        """One client's round."""
+        return local_update(
+            self.method,
+            self.model,
+            OPTIMIZER,
+            client,
+            data or self.local(number, round, pads),
+            lambda epoch: self.epoch(number, round, epoch, pads),
+            down,
+            OPTIMIZER.lr,
+            EPOCHS,
+        )
+
+    def finish(self, number: int, client: Client, server: Tree) -> Client:
+        """What a client makes of itself after the last round."""
+        down, data = self.down(server, number), self.local(number, 2)
+        return train(
+            self.method,
+            self.model,
+            OPTIMIZER,
+            self.method.last_phases(),
+            self.method.last_receive(self.model, client, data, down),
+            lambda epoch: self.epoch(number, 2, epoch),
+            down,
+            data.key,
+            OPTIMIZER.lr,
+            EPOCHS,
+        )[0]
+
+    def down(self, server: Tree, number: int) -> Tree:
+        """What a client gets that is alone in the cohort."""
+        return deal(self.method.broadcast(server, torch.tensor([number])), 0)
+
+    def aggregate(self, server: Tree, updates: Mapping[int, Update]) -> Tree:
+        up = reduce(merge, [alone(update.up) for update in updates.values()])
+        return self.method.aggregate(server, up, torch.tensor(list(updates)))
+
+    def round(self, server: Tree, clients: Mapping[int, Client], cohort: Sequence[int], number: int) -> Round:
+        clients = {i: clients[i] if i in clients else self.new(i) for i in cohort}
+        given = {"server": server, "clients": clients, "data": {i: self.local(i, number) for i in cohort}}
+        before = copied(given)
+        down = self.method.broadcast(server, torch.tensor(cohort))
+        downs = {i: deal(down, row) for row, i in enumerate(cohort)}
+        given["down"], before["down"] = downs, copied(downs)
+        updates = {i: self.update(i, clients[i], number, downs[i], given["data"][i]) for i in cohort}
+        given["up"] = {i: update.up for i, update in updates.items()}
+        before["up"] = copied(given["up"])
+        after = self.aggregate(server, updates)
+        return Round(server, clients, downs, updates, after, given, before)
+
+    def play(self, *cohorts: Sequence[int]) -> list[Round]:
+        """One round of each cohort."""
+        server, clients, rounds = self.method.init_server(self.spec()), dict[int, Client](), list[Round]()
+        for number, cohort in enumerate(cohorts):
+            rounds.append(self.round(server, clients, cohort, number))
+            server = rounds[-1].after
+            clients |= {i: update.client for i, update in rounds[-1].updates.items()}
+        return rounds
+
+    @cached_property
+    def rounds(self) -> list[Round]:
+        """What most rules look at."""
+        torch.default_generator.manual_seed(1)
+        return self.play(COHORT, COHORT)
+
+
+def split(samples: Batch, size: int) -> list[Batch]:
+    if not len(samples.y):
+        return []
+    return [Batch(*part) for part in zip(*(t.split(size) for t in samples), strict=True)]
+
+
+def padded(batch: Batch, more: int) -> Batch:
+    """The batch and some samples that do not count: any numbers, any labels."""
+    x = 3 * random.normal(random.key("padding"), more * 12).reshape(more, *SHAPE)
+    y = torch.arange(CLASSES - more, CLASSES) if len(batch.y) % 2 else torch.arange(more)
+    return Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([batch.mask, torch.zeros(more)]))
+
+
+def state_of(rounds: Sequence[Round]) -> dict[str, Tree]:
+    """What is left of all rounds."""
+    return {"server": rounds[-1].after, "clients": {i: update.client for i, update in rounds[-1].updates.items()}}
