@@ -23,7 +23,8 @@ from protofed.ops import random
 from protofed.ops.losses import cross_entropy
 from protofed.ops.prototypes import class_sums
 from protofed.ops.sharing import send, shared
-from protofed.testing import RULES, check_method, leaked, numbers
+from protofed.testing import RULES, check_method
+from protofed.testing.trees import leaked, numbers
 
 # What of a client's params must never be seen by the server; a method that is not here shares its model.
 PRIVATE: dict[str, tuple[str, ...]] = {

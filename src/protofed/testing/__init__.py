@@ -5,55 +5,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from protofed.method import Method
-from protofed.testing.absence import absent, empty, of_nobodys, remembered
-from protofed.testing.broken import Broken, require, require_finite, require_same
+from protofed.testing.absence import absent, empty
+from protofed.testing.broken import Broken
 from protofed.testing.fields import toml, values
-from protofed.testing.sameness import grouping, order, padded_to, padding, purity, stacking, step
-from protofed.testing.scores import predictions, require_prototypes, require_scores
+from protofed.testing.sameness import grouping, order, padding, purity, stacking
+from protofed.testing.scores import predictions
 from protofed.testing.travel import privacy, serialisation, uploads
-from protofed.testing.trees import (
-    Leaves,
-    copied,
-    difference,
-    floats,
-    leaked,
-    leaves,
-    means,
-    names,
-    names_on,
-    numbers,
-    under_names,
-)
-from protofed.testing.trial import (
-    BATCH,
-    CHUNK,
-    CLASSES,
-    COHORT,
-    DIM,
-    EMPTY,
-    EPOCHS,
-    HIDDEN,
-    LABELS,
-    NEVER,
-    NOBODYS,
-    OPTIMIZER,
-    SEED,
-    SHAPE,
-    Round,
-    Trial,
-    padded,
-    split,
-    state_of,
-)
+from protofed.testing.trial import Trial
 
-__all__ = [
-    "BATCH", "CHUNK", "CLASSES", "COHORT", "DIM", "EMPTY", "EPOCHS", "HIDDEN", "LABELS", "NEVER", "NOBODYS",
-    "OPTIMIZER", "RULES", "SEED", "SHAPE", "Broken", "Leaves", "Round", "Trial", "absent", "check_method", "copied",
-    "difference", "empty", "floats", "grouping", "leaked", "leaves", "means", "names", "names_on", "numbers",
-    "of_nobodys", "order", "padded", "padded_to", "padding", "predictions", "privacy", "purity", "remembered",
-    "require", "require_finite", "require_prototypes", "require_same", "require_scores", "serialisation", "split",
-    "stacking", "state_of", "step", "toml", "under_names", "uploads", "values",
-]  # fmt: skip
+__all__ = ["RULES", "check_method"]
 
 RULES: tuple[Callable[[Trial], None], ...] = (
     values,
