@@ -222,7 +222,13 @@ def tied_head() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "how", "said"),
     [
-        (Plain(out=7), Adapt(), "its b gives 7 numbers for each sample, but there are 3 classes"),
+        (Plain(out=7), Adapt(), r"its b gives 7 numbers for each sample, but there are 3 classes.*labels=\["),
+        (
+            nn.Sequential(Plain(out=1), nn.Sigmoid()),
+            Adapt(),
+            "its 0.b gives 1 numbers for each sample, but there are 3",
+        ),
+        (nn.Linear(6, 3), Adapt(), "it uses no layers, but prototypes need a body"),
         (Plain(), Adapt(embedding="c"), r"embedding = 'c': it has no such layer. It has: a \(5,\), b \(3,\)"),
         (Plain(), Adapt(embedding="a"), "what it returns is not what b gives"),
         (Plain(), Adapt(head="c"), "head = 'c': it has no such layer"),

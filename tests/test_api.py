@@ -130,10 +130,13 @@ def test_a_frozen_encoder_sees_every_sample_once() -> None:
 
 def test_widths_that_differ_are_refused_or_projected_and_a_global_model_is_given() -> None:
     models = [Net(8), Net(8), Net(12)]
+    named = {3: (X, Y), 1: (X, Y), 0: (X, Y)}
     with pytest.raises(UserError, match=r"Net: 8, Net-2: 12.*project=64"):
         federate(models, [(X, Y)] * 3, rounds=1, out="out", quiet=True)
     watch = Notes()
-    done = federate(models, [(X, Y)] * 3, rounds=1, out="out", watch=watch, project=5)
+    done = federate(dict(zip((0, 1, 3), models, strict=True)), named, rounds=1, out="out", watch=watch, project=5)
+    assert [model.a.out_features for model in done.models] == [12, 8, 8]
+    assert done.models[3] is next(iter(done.models))  # a client's name comes before its place
     assert {row.shape for row in done.prototypes.values()} == {(5,)}
     assert any("weights of its own module" in note for note in watch.notes)
     half = {"participation": 0.5}
@@ -245,6 +248,7 @@ def test_what_is_odd_but_allowed_is_said() -> None:
         (Net(), {"batch_size": 0}, "batch_size = 0"),
         (Net(), {"lr": "much"}, "optimizer.lr = 'much'"),
         (7, {}, "the model of client 0 is int"),
+        ({"south": Net()}, {}, "do not have the same names: client 0, south is in one of them only"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(models: Any, options: Any, said: str) -> None:

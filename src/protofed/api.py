@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import eq
 from pathlib import Path
@@ -44,12 +44,14 @@ OWN = ("model", "data", "partition", "clients", "method", "rounds", "seed")  # s
 class Models(list[nn.Module]):
     """One for each client, by number or by name."""
 
-    def __init__(self, modules: Iterable[nn.Module], number: Callable[[Any], int]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], names: Sequence[str]) -> None:
         super().__init__(modules)
-        self._of = number
+        self._names = names
 
     def __getitem__(self, client: Any) -> Any:
-        return super().__getitem__(self._of(client) if isinstance(client, str) else client)
+        if isinstance(client, str) and client not in self._names:
+            raise UserError(f"there is no client {client!r}. {nearest(client, self._names)}")
+        return super().__getitem__(self._names.index(str(client)) if str(client) in self._names else client)
 
 
 class Federated:
@@ -90,7 +92,7 @@ class Federated:
         if self._models is None:
             clients = range(self._experiment.clients)
             trained = (self._prepared.personal(number, self._client(number)) for number in clients)
-            self._models = Models(trained, self._number)
+            self._models = Models(trained, self.names)
         return self._models
 
     @property
@@ -148,8 +150,8 @@ class Federated:
         return export(subject, Path(out), onnx=onnx, quantile=quantile)
 
     def _number(self, client: int | str) -> int:
-        """A client by its number or name."""
-        found = self.names.index(client) if client in self.names else client
+        """A client by its name, or else its number."""
+        found = self.names.index(str(client)) if str(client) in self.names else client
         if not isinstance(found, int) or not 0 <= found < len(self.names):
             raise UserError(f"there is no client {client!r}. {nearest(str(client), self.names)}")
         if found in held_out(self._experiment):
@@ -208,8 +210,8 @@ def federate(
 ) -> Federated:
     """Train your models on your clients' data with any method; nothing that is given is changed.
 
-    models: a module for all clients, a class or function that makes one, the name of one of protofed's, or a list with
-        one for each client
+    models: a module for all clients, a class or function that makes one, the name of one of protofed's, or a list (or
+        dict by name) with one for each client
     clients: a list (or dict by name) with each client's data: (x, y), (x, y, x_test, y_test), a torch Dataset, a
         Hugging Face dataset, or {"train": ..., "test": ...}; labels of any one kind
     method: one of `protofed list methods`, an import path, or an instance; its fields are given as further arguments
@@ -227,6 +229,7 @@ def federate(
     watch = watch or (Watch() if quiet else progress.watch(Console(stderr=True), "federate"))
     own, data = _data(clients, test, labels, test_fraction, seed, watch)
     how = Adapt(embedding, head, project, frozen)
+    models = _in_order(models, [domain.name for domain in own.domains])
     choices, modules = _models(models, len(own.domains), how)
     raw = dict(settings or {})
     for key in OWN:
@@ -269,6 +272,17 @@ def _data(
     total = hashlib.sha256(fingerprint(own.domains).encode())
     total.update(repr((own.domains[0].class_names, [domain.name for domain in own.domains])).encode())
     return own, Data(name=f"{MEMORY}{total.hexdigest()[:16]}", normalize="none")
+
+
+def _in_order(models: Any, names: Sequence[str]) -> Any:
+    """Models that are given by the clients' names, in the order of the clients."""
+    if not isinstance(models, Mapping):
+        return models
+    given = {str(name): model for name, model in models.items()}
+    if odd := set(given) ^ set(names):
+        missing = ", ".join(sorted(odd))
+        raise UserError(f"models and clients do not have the same names: {missing} is in one of them only.")
+    return [given[name] for name in names]
 
 
 def _models(models: Any, clients: int, how: Adapt) -> tuple[tuple[ModelChoice, ...], list[Handed] | None]:

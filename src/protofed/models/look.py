@@ -159,10 +159,10 @@ def _flat(seen: Seen, name: str) -> str | None:
 
 
 def alike(scores: Any, output: Any) -> bool:
-    """Whether a module's output is these scores, or their (log-)softmax."""
+    """Whether a module's output is these scores, or their (log-)softmax or sigmoid."""
     if not isinstance(scores, Tensor) or not isinstance(output, Tensor) or scores.shape != output.shape:
         return False
-    ways = (scores, scores.log_softmax(-1), scores.softmax(-1))
+    ways = (scores, scores.log_softmax(-1), scores.softmax(-1), scores.sigmoid())
     return any(torch.allclose(way, output, rtol=1e-4, atol=1e-5) for way in ways)
 
 
