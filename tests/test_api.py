@@ -308,6 +308,12 @@ def test_modules_in_memory_are_held_out_and_join_after_the_last_round() -> None:
     done = federate(nets, dict.fromkeys("abc", (X, Y)), rounds=1, out="out", quiet=True, settings=few)
     assert done.metrics["held_out_clients"] == 1
     assert 0 <= done.metrics["held_out_proto_mean"] <= 1
+    new = protofed.join("out", data=(X, Y), model=Net(), shots=4, steps=5)  # without a file
+    assert type(new.model) is Net
+    said = new.model(torch.from_numpy(new.newcomers.domains[0].x_test))[1].argmax(1).numpy()
+    assert (said == new.newcomers.domains[0].y_test).mean() == pytest.approx(new.mean("head"))
+    with pytest.raises(UserError, match="the newcomer: label 1 is '3', which is not among labels = "):
+        protofed.join("out", data=(X, Y + 2), model=Net())
     (absent,) = set("abc") - set(done.accuracies)
     assert torch.equal(done.models["abc".index(absent)].a.weight, nets["abc".index(absent)].a.weight)
     with pytest.raises(UserError, match=f"^{absent} was held out of training and has no model"):
