@@ -85,6 +85,19 @@ class Bert(nn.Module):
         return SimpleNamespace(loss=None, hidden=hidden, logits=self.classifier(hidden))
 
 
+class Several(nn.Module):
+    """A hidden layer that has the usual name, and a second head that is called last and returned first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.main, self.side = nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        z = torch.relu(self.fc(x))
+        logits = self.main(z)
+        return SimpleNamespace(side=self.side(z), logits=logits)
+
+
 IMAGES = torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.arange(12).reshape(3, 4) % 9
 FOUND = [
@@ -94,6 +107,7 @@ FOUND = [
     (Convnext(), IMAGES, "classifier.2", 4),
     (Timm(), IMAGES, "last", 4),
     (Bert(), TOKENS, "classifier", 8),
+    (Several(), X, "main", 5),
 ]
 
 
@@ -208,7 +222,13 @@ def tied_head() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "how", "said"),
     [
-        (Plain(out=7), Adapt(), "its b gives 7 numbers for each sample, but there are 3 classes"),
+        (Plain(out=7), Adapt(), r"its b gives 7 numbers for each sample, but there are 3 classes.*labels=\["),
+        (
+            nn.Sequential(Plain(out=1), nn.Sigmoid()),
+            Adapt(),
+            "its 0.b gives 1 numbers for each sample, but there are 3",
+        ),
+        (nn.Linear(6, 3), Adapt(), "it uses no layers, but prototypes need a body"),
         (Plain(), Adapt(embedding="c"), r"embedding = 'c': it has no such layer. It has: a \(5,\), b \(3,\)"),
         (Plain(), Adapt(embedding="a"), "what it returns is not what b gives"),
         (Plain(), Adapt(head="c"), "head = 'c': it has no such layer"),

@@ -1,5 +1,7 @@
 """federate(): one's own models, data and labels in one call."""
 
+import datetime
+import enum
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,10 @@ class Items(Dataset[Any]):
         return torch.from_numpy(X[index]), str(NAMES[Y[index]])
 
 
+class Tree(enum.Enum):
+    ELM, ASH, OAK = range(3)
+
+
 class Notes(Watch):
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -80,6 +86,10 @@ def test_one_call_from_module_and_odd_labels_to_models_prototypes_and_folder() -
     assert {label: tuple(row.shape) for label, row in done.prototypes.items()} == dict.fromkeys(done.labels, (8,))
     assert [type(model) for model in done.models] == [Net] * 3
     assert not torch.equal(done.models[0].a.weight, done.models[1].a.weight)
+    assert done.models["south"] is done.models[1]
+    assert list(done.accuracies) == done.names
+    assert np.mean(list(done.accuracies.values())) == pytest.approx(done.accuracy)
+    assert done.score(X, NAMES[Y], "west") == pytest.approx(done.accuracies["west"])  # whose test data this is
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())  # copied, never changed
     said = done.predict(X[:9], client="south")
     with torch.no_grad():
@@ -120,10 +130,13 @@ def test_a_frozen_encoder_sees_every_sample_once() -> None:
 
 def test_widths_that_differ_are_refused_or_projected_and_a_global_model_is_given() -> None:
     models = [Net(8), Net(8), Net(12)]
+    named = {3: (X, Y), 1: (X, Y), 0: (X, Y)}
     with pytest.raises(UserError, match=r"Net: 8, Net-2: 12.*project=64"):
         federate(models, [(X, Y)] * 3, rounds=1, out="out", quiet=True)
     watch = Notes()
-    done = federate(models, [(X, Y)] * 3, rounds=1, out="out", watch=watch, project=5)
+    done = federate(dict(zip((0, 1, 3), models, strict=True)), named, rounds=1, out="out", watch=watch, project=5)
+    assert [model.a.out_features for model in done.models] == [12, 8, 8]
+    assert done.models[3] is next(iter(done.models))  # a client's name comes before its place
     assert {row.shape for row in done.prototypes.values()} == {(5,)}
     assert any("weights of its own module" in note for note in watch.notes)
     half = {"participation": 0.5}
@@ -170,12 +183,18 @@ def test_every_form_of_data_is_read_alike() -> None:
         assert domain.x_train.dtype == np.float32
         assert (len(domain.y_train), len(domain.y_test)) == (24, 6)
         assert np.bincount(domain.y_test).tolist() == [2, 2, 2]  # class by class
+    renamed = datasets.Dataset.from_dict({"kind": NAMES[Y].tolist(), "measures": X.tolist()})
+    assert np.array_equal(read([renamed]).domains[0].x_train, own.domains[0].x_train)
     whole = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     (given,) = read([whole], tests=[(X[:4], Y[:4])]).domains
     assert (len(given.y_train), len(given.y_test)) == (30, 4)
     images = read([(np.zeros((6, 1, 4, 4), np.uint8), [7, -2] * 3)])
     assert images.domains[0].x_train.dtype == np.uint8
     assert images.labels == [-2, 7]
+    days = [datetime.date(2020, 1, 1 + k) for k in Y]
+    assert read([(X, days)]).labels == sorted(set(days))
+    assert read([(X, [("a", int(k)) for k in Y])]).labels == [("a", 0), ("a", 1), ("a", 2)]
+    assert read([(X, [Tree(k) for k in Y])]).labels == sorted(Tree, key=str)  # has no order of its own
 
 
 @pytest.mark.parametrize(
@@ -185,6 +204,10 @@ def test_every_form_of_data_is_read_alike() -> None:
         ([(X, np.where(Y == 1, np.nan, Y))], "client 0: label 1 is NaN"),
         ([(X, np.eye(3)[Y])], r"labels have shape \(30, 3\).*argmax"),
         ([(X, Y), (X, NAMES[Y])], "labels are text with client 1 .* but numbers with client 0"),
+        ([(X, Y), (X, Y > 0)], r"labels are numbers with client 0 \(0\) but booleans with client 1"),
+        ([(X, Y, X, NAMES[Y])], r"text with client 0 \(test\) .* but numbers with client 0 "),
+        ([(X, [[k] for k in Y])], r"client 0: label 0 is \[.*0.*\]. Labels are classes"),
+        ([[(X[0], 1, 2)] * 3], "client 0, sample 0 is no pair of input and label, but tuple of 3"),
         ([(X, Y), (X[:5], Y)], "client 1 has 5 samples but 30 labels"),
         ([(X, Y), (X[:0], Y[:0])], "client 1 has no samples. Leave it out"),
         ([(X, Y), (X * np.nan, Y)], "client 1: sample 0 holds NaN"),
@@ -223,7 +246,9 @@ def test_what_is_odd_but_allowed_is_said() -> None:
         (Net(), {"lamm": 2}, "unknown key method.lamm = 2. Did you mean 'lam'"),
         (Net(), {"settings": {"rounds": 3}}, "settings has 'rounds', which is an argument of federate"),
         (Net(), {"batch_size": 0}, "batch_size = 0"),
+        (Net(), {"lr": "much"}, "optimizer.lr = 'much'"),
         (7, {}, "the model of client 0 is int"),
+        ({"south": Net()}, {}, "do not have the same names: client 0, south is in one of them only"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(models: Any, options: Any, said: str) -> None:
@@ -276,6 +301,25 @@ def test_what_is_frozen_is_exported_whole() -> None:
         federate(Net(), [(X, Y)] * 2, "fedper", quiet=True, frozen=True)
 
 
+def test_modules_in_memory_are_held_out_and_join_after_the_last_round() -> None:
+    """The newcomer starts from the module that was handed in for it."""
+    few = {"held_out_clients": 1, "join": {"steps": 5}, "record": {"enabled": False}}
+    nets = [Net(), Net(), Net()]
+    done = federate(nets, dict.fromkeys("abc", (X, Y)), rounds=1, out="out", quiet=True, settings=few)
+    assert done.metrics["held_out_clients"] == 1
+    assert 0 <= done.metrics["held_out_proto_mean"] <= 1
+    new = protofed.join("out", data=(X, Y), model=Net(), shots=4, steps=5)  # without a file
+    assert type(new.model) is Net
+    said = new.model(torch.from_numpy(new.newcomers.domains[0].x_test))[1].argmax(1).numpy()
+    assert (said == new.newcomers.domains[0].y_test).mean() == pytest.approx(new.mean("head"))
+    with pytest.raises(UserError, match="the newcomer: label 1 is '3', which is not among labels = "):
+        protofed.join("out", data=(X, Y + 2), model=Net())
+    (absent,) = set("abc") - set(done.accuracies)
+    assert torch.equal(done.models["abc".index(absent)].a.weight, nets["abc".index(absent)].a.weight)
+    with pytest.raises(UserError, match=f"^{absent} was held out of training and has no model"):
+        done.predict(X, absent)
+
+
 def test_slips_are_said_in_one_line_and_no_test_data_is_no_accuracy() -> None:
     watch = Notes()
     done = federate(Net(), [(X, Y)] * 2, rounds=1, out="out", watch=watch, test_fraction=0)
@@ -284,6 +328,8 @@ def test_slips_are_said_in_one_line_and_no_test_data_is_no_accuracy() -> None:
     assert any("takes 1 training steps in all" in note for note in watch.notes)
     with pytest.raises(UserError, match=r"x has shape \(30, 5\), but client 0 was trained on \(samples, 6\)"):
         done.predict(X[:, 1:])
+    with pytest.raises(UserError, match=r"x has shape \(6,\), .* of one sample, x\[None\]"):
+        done.predict(X[0])
     with pytest.raises(UserError, match="Did you mean 'epochs'"):
         federate(Net(), [(X, Y)] * 2, epoch=2)
     with pytest.raises(UserError, match=r"text with client 0 \('fig'\) but numbers with client 1 \(0\)"):

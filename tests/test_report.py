@@ -48,15 +48,18 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
     (tmp_path / "runs" / "torn" / "rounds.jsonl").write_text('{"round": 1, "acc\n{"round": 2}\n')
     write_run(tmp_path / "runs" / "begun", seed=5, finished=False)
     (tmp_path / "runs" / "begun" / "rounds.jsonl").write_text("")
+    write_run(tmp_path / "runs" / "early")  # the settings of "good": it is not to stand in its place
+    (tmp_path / "runs" / "early" / "environment.json").write_text('{"protofed": "0.0.9"}')
     done = report(str(tmp_path / "runs"), str(tmp_path / "nowhere"), "--out", "page.html")
     assert done.returncode == 0, done.stderr
-    for name in ("half", "newer", "other", "torn", "begun", "nowhere"):
+    for name in ("half", "newer", "other", "torn", "begun", "nowhere", "early"):
         assert sum(f"{name}:" in line for line in done.stderr.splitlines()) == 1, done.stderr
     assert "shoe_size" in done.stderr
     assert "fedwhatever" in done.stderr
+    assert "made by protofed 0.0.9, not 0.1.0" in done.stderr
     assert "page.html (runs: 1)" in done.stdout
     data = json.loads(Path("page.html").read_text().split('id="data">')[1].split("</script>")[0])
-    assert len(data["left_out"]) == 6
+    assert len(data["left_out"]) == 7
     assert [method["label"] for method in data["methods"]] == ["fedproto"]
 
 

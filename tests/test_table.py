@@ -258,6 +258,12 @@ def test_rows_of_another_partition_are_neither_ranked_nor_tested() -> None:
 # formats
 
 
+def test_rows_of_other_seeds_are_named() -> None:
+    folder("runs/a", 0.5, "method=local", "seed=0")
+    folder("runs/b", 0.6, "method=fedavg", "seed=7")
+    assert any("rows have different seeds (local: 0; fedavg: 7)" in n for n in tabulate(collect(["runs"])).notes)
+
+
 def test_latex_is_escaped_and_has_rules() -> None:
     folder("runs/a", 0.5, "method=fedproto")
     folder("runs/b", 0.4, "method=local")

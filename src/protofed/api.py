@@ -3,17 +3,20 @@
 import hashlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from protofed import progress
 from protofed.data.domain import Domain
+from protofed.data.labels import read_labels
 from protofed.data.own import Own, as_array, read_clients
 from protofed.data.partition import OneDomain
 from protofed.data.sources import Data, load
@@ -28,14 +31,27 @@ from protofed.models.adapt import Adapt, Adapted
 from protofed.models.own import Handed, handed, plain
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import deal
-from protofed.prepare import Prepared, prepare
-from protofed.results import Watch
+from protofed.prepare import Prepared, held_out, prepare
+from protofed.results import Result, Watch
 from protofed.run import run
 from protofed.saved import Saved
 
 USUAL = 0.001  # adam's step size
 FEW = 50  # steps of a client, below which training has hardly begun
 OWN = ("model", "data", "partition", "clients", "method", "rounds", "seed")  # settings that are arguments here
+
+
+class Models(list[nn.Module]):
+    """One for each client, by number or by name."""
+
+    def __init__(self, modules: Iterable[nn.Module], names: Sequence[str]) -> None:
+        super().__init__(modules)
+        self._names = names
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, str) and client not in self._names:
+            raise UserError(f"there is no client {client!r}. {nearest(client, self._names)}")
+        return super().__getitem__(self._names.index(str(client)) if str(client) in self._names else client)
 
 
 class Federated:
@@ -56,20 +72,27 @@ class Federated:
         """The numbers of the run, as in summary.json."""
         self.rounds = folder.rounds()
         """The numbers of each round."""
-        self._models: list[nn.Module] | None = None
+        self._models: Models | None = None
 
     @property
     def accuracy(self) -> float:
         """Of the clients' own models on their own test data, on average; NaN where nobody has test data."""
-        found = self.metrics["accuracy_mean"]
-        return math.nan if found is None else float(found)
+        return _number(self.metrics["accuracy_mean"])
 
     @property
-    def models(self) -> list[nn.Module]:
-        """Every client's trained model: a plain module of your own class, on the CPU and in evaluation mode."""
+    def accuracies(self) -> dict[str, float]:
+        """The same of each client by its name; without those that were held out of training."""
+        lines = [line for line in Result(self.folder, self.metrics).clients if not line.get("held_out")]
+        return {self.names[line["client"]]: _number(line["accuracy"]) for line in lines}
+
+    @property
+    def models(self) -> Models:
+        """Every client's trained model, by number or name: a plain module of your own class, on the CPU and in
+        evaluation mode."""
         if self._models is None:
             clients = range(self._experiment.clients)
-            self._models = [self._prepared.personal(number, self._client(number)) for number in clients]
+            trained = (self._prepared.personal(number, self._client(number)) for number in clients)
+            self._models = Models(trained, self.names)
         return self._models
 
     @property
@@ -96,7 +119,7 @@ class Federated:
         inputs, shape = torch.from_numpy(as_array(x, "x")), self._prepared.domains[number].shape
         if inputs.shape[1:] != shape:
             raise UserError(
-                f"x has shape {tuple(inputs.shape)}, but {self.names[number]} was trained on (samples, "
+                f"x has shape {tuple(np.shape(x))}, but {self.names[number]} was trained on (samples, "
                 f"{', '.join(map(str, shape))}). Give such a batch; of one sample, x[None]."
             )
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
@@ -107,6 +130,13 @@ class Federated:
         if method.candidates == "own":
             scores = scores.masked_fill(engine.counts([number])[0] == 0, -torch.inf)
         return [self.labels[place] for place in scores.argmax(1).tolist()]
+
+    def score(self, x: Any, y: Any, client: int | str = 0) -> float:
+        """The share of inputs whose label `predict` finds."""
+        said, labels = self.predict(x, client), read_labels(y, "y")
+        if len(said) != len(labels):
+            raise UserError(f"there are {len(said)} samples but {len(labels)} labels. Give one label for each sample.")
+        return sum(map(eq, said, labels)) / len(said) if said else math.nan
 
     def export(
         self, out: str | Path, client: int | str = 0, *, onnx: bool = True, quantile: float = 0.95
@@ -120,10 +150,14 @@ class Federated:
         return export(subject, Path(out), onnx=onnx, quantile=quantile)
 
     def _number(self, client: int | str) -> int:
-        """A client by its number or name."""
-        found = self.names.index(client) if client in self.names else client
+        """A client by its name, or else its number."""
+        found = self.names.index(str(client)) if str(client) in self.names else client
         if not isinstance(found, int) or not 0 <= found < len(self.names):
             raise UserError(f"there is no client {client!r}. {nearest(str(client), self.names)}")
+        if found in held_out(self._experiment):
+            raise UserError(
+                f"{self.names[found]} was held out of training and has no model. How it fared when it joined: metrics."
+            )
         return found
 
     def _embedded(self, inputs: Tensor, number: int) -> Tensor:
@@ -142,6 +176,10 @@ class Federated:
         many = f"{len(self.names)} clients, {len(self.labels)} classes"
         accuracy = "no test data" if math.isnan(self.accuracy) else f"accuracy {self.accuracy:.1%}"
         return f"<{self.metrics['method']}: {many}, {accuracy}, in {self.folder}>"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def federate(
@@ -172,10 +210,10 @@ def federate(
 ) -> Federated:
     """Train your models on your clients' data with any method; nothing that is given is changed.
 
-    models: a module for all clients, a class or function that makes one, the name of one of protofed's, or a list with
-        one for each client
+    models: a module for all clients, a class or function that makes one, the name of one of protofed's, or a list (or
+        dict by name) with one for each client
     clients: a list (or dict by name) with each client's data: (x, y), (x, y, x_test, y_test), a torch Dataset, a
-        Hugging Face dataset, or {"train": ..., "test": ...}; labels may be strings, whole numbers or booleans
+        Hugging Face dataset, or {"train": ..., "test": ...}; labels of any one kind
     method: one of `protofed list methods`, an import path, or an instance; its fields are given as further arguments
     test: test data, one for all or a list with one for each client; else `test_fraction` is held back, class by class
     labels: all classes in their order, where the data does not show them all
@@ -191,6 +229,7 @@ def federate(
     watch = watch or (Watch() if quiet else progress.watch(Console(stderr=True), "federate"))
     own, data = _data(clients, test, labels, test_fraction, seed, watch)
     how = Adapt(embedding, head, project, frozen)
+    models = _in_order(models, [domain.name for domain in own.domains])
     choices, modules = _models(models, len(own.domains), how)
     raw = dict(settings or {})
     for key in OWN:
@@ -233,6 +272,17 @@ def _data(
     total = hashlib.sha256(fingerprint(own.domains).encode())
     total.update(repr((own.domains[0].class_names, [domain.name for domain in own.domains])).encode())
     return own, Data(name=f"{MEMORY}{total.hexdigest()[:16]}", normalize="none")
+
+
+def _in_order(models: Any, names: Sequence[str]) -> Any:
+    """Models that are given by the clients' names, in the order of the clients."""
+    if not isinstance(models, Mapping):
+        return models
+    given = {str(name): model for name, model in models.items()}
+    if odd := set(given) ^ set(names):
+        missing = ", ".join(sorted(odd))
+        raise UserError(f"models and clients do not have the same names: {missing} is in one of them only.")
+    return [given[name] for name in names]
 
 
 def _models(models: Any, clients: int, how: Adapt) -> tuple[tuple[ModelChoice, ...], list[Handed] | None]:
@@ -287,7 +337,7 @@ def _optimizer(optimizer: Any, lr: float | None) -> dict[str, Any]:
     else:
         keys = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer)
     usual = {} if "lr" in keys or keys.get("name", "sgd") != "adam" else {"lr": USUAL}
-    return usual | keys | ({} if lr is None else {"lr": float(lr)})
+    return usual | keys | ({} if lr is None else {"lr": lr})
 
 
 def _evaluate(domains: Sequence[Domain], given: Mapping[str, Any]) -> dict[str, Any]:

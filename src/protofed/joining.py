@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from protofed import saved as runs
 from protofed.data.domain import Domain
+from protofed.data.labels import names_of
+from protofed.data.own import read_clients, read_part, split_parts
 from protofed.data.scaling import Scaler, described
 from protofed.data.sources import load
 from protofed.data.split import Split
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment, ModelChoice
+from protofed.importing import MEMORY
 from protofed.metrics import judged_by
+from protofed.models.adapt import Adapt
+from protofed.models.own import KEYS, Handed, handed, plain
 from protofed.newcomer import Joined, Newcomers, few, held_back, welcome
 from protofed.prepare import held_out, prepare_split
 from protofed.saved import Saved
+
+NEWCOMER = "the newcomer"  # who hands its data in
 
 
 class Joining(NamedTuple):
@@ -33,6 +41,12 @@ class Joining(NamedTuple):
     newcomers: Newcomers  # of the last seed
     joined: Joined
 
+    @property
+    def model(self) -> nn.Module:
+        """The newcomer's own model as plain PyTorch, in evaluation mode."""
+        engine, client = self.newcomers.engine(), self.joined.client
+        return plain(engine.module(0), client.params, client.buffers)
+
     def mean(self, key: str) -> float | None:
         """Over seeds."""
         known = [record[key] for record in self.records if record[key] is not None]
@@ -42,9 +56,9 @@ class Joining(NamedTuple):
 def join(
     run: str | Path,
     *,
-    data: str | Path | None = None,
+    data: Any = None,
     client: int | None = None,
-    model: str | None = None,
+    model: Any = None,
     steps: int | None = None,
     epochs: int | None = None,
     shots: int | None = None,
@@ -55,8 +69,9 @@ def join(
 ) -> Joining:
     """Fine-tune a newcomer on what a run has learnt, and measure it against training alone for as many steps.
 
-    `data` is its own .npz (or any other source), `client` one that the experiment held out. Every seed draws other
-    samples and another order; steps, shots and lam are by default as the experiment's [join] says.
+    `data` is its own .npz (or any other source), or in Python whatever `federate` takes of a client; `client` one that
+    the experiment held out. `model` is a name, an import path, or a module. Every seed draws other samples and another
+    order; steps, shots and lam are by default as the experiment's [join] says.
     """
     if (data is None) == (client is None):
         raise UserError("join needs one of --data FILE (a newcomer's own samples) and --client N (one held out).")
@@ -70,13 +85,13 @@ def join(
     plan = Experiment.from_dict(plan.to_dict())  # checks what was given
     notes = list(found.notes)
     if data is not None:
-        domain, scale = _own(found, str(data), where, notes)
+        domain, scale = _own(found, data, where, notes)
         choice = _choice(plan, model)
     else:
         assert client is not None
         domains, split = prepare_split(plan, where)
         _check_held_out(plan, client)
-        choice = _choice(plan, model) if model else plan.model_of(client)
+        choice = plan.model_of(client) if model is None else _choice(plan, model)
     records = []
     for done, seed in enumerate(seeds, 1):
         if data is not None:
@@ -104,12 +119,19 @@ def _check_held_out(plan: Experiment, client: int) -> None:
         raise UserError(f"--client {client} was not held out of this run, so it cannot join it. {who}")
 
 
-def _choice(plan: Experiment, model: str | None) -> ModelChoice:
-    """The named model, or the run's own (the first, where it has several)."""
+def _choice(plan: Experiment, model: Any) -> ModelChoice | Handed:
+    """The named model, a module, or the run's own (the first, where it has several)."""
+    if model is not None and not isinstance(model, str):
+        options = {key: value for key, value in plan.model[0].options.items() if key in KEYS}
+        if str(options.get("embedding", "")).startswith(MEMORY):
+            raise UserError(
+                "the run's embedding is a function in memory. Give a model by import path, such as mynets:small."
+            )
+        return handed(model, 1, Adapt(**options))[0]
     return plan.model[0] if model is None else Experiment.from_dict({**plan.to_dict(), "model": model}).model[0]
 
 
-def _alone(plan: Experiment, domain: Domain, scale: Scaler, choice: ModelChoice, seed: int) -> Newcomers:
+def _alone(plan: Experiment, domain: Domain, scale: Scaler, choice: ModelChoice | Handed, seed: int) -> Newcomers:
     """A newcomer with a few of its samples; it is tested on the classes that it trains on."""
     train = few(np.arange(len(domain.y_train)), domain.y_train, plan.join.shots, plan.seed, "shots", seed)
     test = np.flatnonzero(np.isin(domain.y_test, domain.y_train[train]))
@@ -117,11 +139,23 @@ def _alone(plan: Experiment, domain: Domain, scale: Scaler, choice: ModelChoice,
     return Newcomers(plan, [domain], split, [choice], [scale], seed)
 
 
-def _own(found: Saved, name: str, data_dir: Path | None, notes: list[str]) -> tuple[Domain, Scaler]:
+def _handed(data: Any, names: list[str], plan: Experiment) -> Domain:
+    """What a script hands in; its labels are known by their names, as in the run's files."""
+    parts = [read_part(part, NEWCOMER, lambda text: None) for part in split_parts(data) if part is not None]
+    arrays = tuple(item for part in parts for item in (part.x, names_of(part.y)))
+    own = read_clients({NEWCOMER: arrays}, labels=names, test_fraction=plan.data.test_fraction, seed=plan.seed)
+    return own.domains[0]
+
+
+def _own(found: Saved, data: Any, data_dir: Path | None, notes: list[str]) -> tuple[Domain, Scaler]:
     """The newcomer's samples, with the run's classes, and how they are scaled: as in the run."""
-    (domain,) = load(dataclasses.replace(found.experiment.data, name=name, ids=""), data_dir)
     told = runs.inputs(found, data_dir)
     names = [str(c) for c in told["class_names"]]
+    name = str(data) if isinstance(data, str | Path) else NEWCOMER
+    if isinstance(data, str | Path):
+        (domain,) = load(dataclasses.replace(found.experiment.data, name=name, ids=""), data_dir)
+    else:
+        domain = _handed(data, names, found.experiment)
     unknown = [label for label in domain.class_names if label not in names]
     if unknown:
         raise UserError(

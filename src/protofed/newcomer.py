@@ -23,6 +23,7 @@ from protofed.experiment import Experiment, ModelChoice
 from protofed.method import Client, Each, Mean, Method, Spec, Tree
 from protofed.methods.local import Local
 from protofed.metrics import Tally, add, judged_by, spread, tally
+from protofed.models.own import Handed
 from protofed.ops import random
 from protofed.ops.prototypes import distances
 from protofed.ops.trees import all_finite, is_node
@@ -49,7 +50,7 @@ def engine_of(
     experiment: Experiment,
     domains: Sequence[Domain],
     split: Split,
-    choices: Sequence[ModelChoice],
+    choices: Sequence[ModelChoice | Handed],
     scales: Sequence[Scaler] = (),
     draw: int = 0,
 ) -> ReferenceEngine:
@@ -57,7 +58,8 @@ def engine_of(
 
     Another `draw` takes their samples in another order.
     """
-    init = experiment.method.init
+    handed = [choice for choice in choices if isinstance(choice, Handed)]
+    init = "per_client" if any(one.own_weights for one in handed) else experiment.method.init
     own = random.seed(experiment.seed, "newcomers", draw)
     seed = experiment.seed if init == "common" else own
     federation = Federation(
@@ -71,10 +73,10 @@ def engine_of(
         device=experiment.torch_device(),
         scales=scales,
     )
-    builders: list[Builder] = [
-        (choice.label, choice if choice.known else Shown(choice, federation, number))
-        for number, choice in enumerate(choices)
-    ]
+    builders: list[Builder] = []
+    for number, choice in enumerate(choices):
+        shown = Shown(choice.build if isinstance(choice, Handed) else choice, federation, number)
+        builders.append((choice.label, choice if isinstance(choice, ModelChoice) and choice.known else shown))
     return ReferenceEngine(federation, builders, experiment.optimizer, seed=seed, local_epochs=1, init=init)
 
 
@@ -195,7 +197,7 @@ class Newcomers(NamedTuple):
     experiment: Experiment
     domains: Sequence[Domain]
     split: Split
-    choices: Sequence[ModelChoice]
+    choices: Sequence[ModelChoice | Handed]
     scales: Sequence[Scaler] = ()
     draw: int = 0
 
@@ -235,15 +237,21 @@ class Newcomers(NamedTuple):
 
 
 def held_back(
-    experiment: Experiment, domains: Sequence[Domain], split: Split, numbers: Sequence[int], draw: int = 0
+    experiment: Experiment,
+    domains: Sequence[Domain],
+    split: Split,
+    numbers: Sequence[int],
+    draw: int = 0,
+    modules: Sequence[Handed] | None = None,
 ) -> Newcomers:
-    """Clients of an experiment, each with a few of its training samples."""
+    """Clients of an experiment, each with a few of its training samples, and its module where one was handed in."""
     trains = [
         few(split.train[i], domains[split.domain[i]].y_train, experiment.join.shots, experiment.seed, "shots", draw, i)
         for i in numbers
     ]
     some = Split(split.domain[list(numbers)], tuple(trains), tuple(split.test[i] for i in numbers))
-    return Newcomers(experiment, domains, some, [experiment.model_of(i) for i in numbers], draw=draw)
+    choices = [modules[i] if modules else experiment.model_of(i) for i in numbers]
+    return Newcomers(experiment, domains, some, choices, draw=draw)
 
 
 def summary(experiment: Experiment, records: Sequence[dict[str, Any]]) -> dict[str, Any]:

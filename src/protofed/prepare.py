@@ -49,6 +49,7 @@ class Prepared(NamedTuple):
     engine: Engine
     notes: tuple[str, ...]
     builders: tuple[Builder, ...] = ()  # per client: the name of its model, and how to build all of it
+    modules: Sequence[Handed] | None = None  # per client, where a script handed them in
     data_here: bool = True  # else clients keep theirs to themselves, and nobody knows the partition
 
     @property
@@ -122,7 +123,7 @@ def prepare(
     lacking = why_no_theorem(experiment.method, experiment.optimizer) if experiment.evaluate.theory else None
     notes += (f"evaluate.theory = {experiment.evaluate.theory} is left out: {lacking}",) if lacking else ()
     if experiment.engine.name == "reference":
-        return Prepared(domains, split, reference, notes, builders)
+        return Prepared(domains, split, reference, notes, builders, modules)
     workers = experiment.engine.threads or cores or os.cpu_count() or 1
     alone = experiment.engine.name in ("auto", "ray") and device.type == "cpu" and _largest(reference) > SMALL
     stacked = StackedEngine(
@@ -139,7 +140,7 @@ def prepare(
     engine: Engine = stacked
     if experiment.engine.name == "ray" and not shares:
         engine = _ray(experiment, stacked, split, data_dir, given, modules, cores)
-    return Prepared(domains, split, engine, notes, builders)
+    return Prepared(domains, split, engine, notes, builders, modules)
 
 
 def _ray(

@@ -35,6 +35,7 @@ from protofed.metrics import (
     validation_numbers,
     without_answers,
 )
+from protofed.models.own import Handed
 from protofed.prepare import held_out, taking_part
 from protofed.version import VERSION
 
@@ -162,14 +163,19 @@ def _personal(method: Method, tally: Tally | None, counts: Tensor) -> tuple[floa
 
 
 def newcomers(
-    experiment: Experiment, domains: Sequence[Domain], split: Split, server: Any, watch: Watch
+    experiment: Experiment,
+    domains: Sequence[Domain],
+    split: Split,
+    modules: Sequence[Handed] | None,
+    server: Any,
+    watch: Watch,
 ) -> list[dict[str, Any]]:
     """The clients that were held out join."""
     numbers = held_out(experiment)
     if not numbers:
         return []
     before = experiment.clients - len(numbers)
-    joined = newcomer.held_back(experiment, domains, split, numbers).join(
+    joined = newcomer.held_back(experiment, domains, split, numbers, modules=modules).join(
         server, lambda done, of: watch.measured(before + done, experiment.clients)
     )
     return [{"client": number, **one.record} for number, one in zip(numbers, joined, strict=True)]
@@ -184,6 +190,7 @@ def finish(
     state: State,
     watch: Watch,
     stop: threading.Event,
+    modules: Sequence[Handed] | None = None,
 ) -> Result:
     """The last phases, then every client is measured, and the summary is written last of all."""
     method = experiment.method
@@ -221,7 +228,7 @@ def finish(
         watch.measured(len(own), experiment.clients)
         if stop.is_set():
             raise KeyboardInterrupt
-    joined = newcomers(experiment, domains, split, state.server, watch)
+    joined = newcomers(experiment, domains, split, modules, state.server, watch)
     totals["seconds"] += time.perf_counter() - started
     folder.save(state._replace(totals=totals | {"finished": True}))
     trained_clients = len(totals["participations"])

@@ -81,7 +81,10 @@ def carry_out(
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, recorder, watch, stop, checkpoint_seconds)
-            return finish(folder, experiment, prepared.domains, prepared.split, prepared.engine, state, watch, stop)
+            return finish(
+                folder, experiment, prepared.domains, prepared.split, prepared.engine, state, watch, stop,
+                prepared.modules,
+            )  # fmt: skip
         except KeyboardInterrupt:  # all rounds are saved, only the end is missing
             raise Interrupted("stopped while measuring every client") from None
         finally:

@@ -1,6 +1,8 @@
-"""Labels of any kind: strings, whole numbers, booleans; one numbering of the classes for everybody."""
+"""Labels of any kind: strings, whole numbers, booleans, and what else can be told apart (dates, enum members, tuples);
+one numbering of the classes for everybody."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import enum
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from protofed.errors import UserError
 
 
 def read_labels(y: Any, where: str) -> list[Any]:
-    """One plain value (str, int or bool) for each sample."""
+    """One plain value for each sample."""
     if isinstance(y, torch.Tensor):
         y = y.detach().cpu().numpy()
     elif hasattr(y, "to_numpy"):  # a pandas Series
@@ -41,10 +43,26 @@ def _value(value: Any, where: str) -> Any:
         return int(value)
     if isinstance(value, bool | int):
         return value
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
         return str(value)
+    if value is not None and not isinstance(value, float | complex) and _hashable(value) and value == value:
+        return value
     what = "NaN" if isinstance(value, float) and value != value else repr(value)
-    raise UserError(f"{where} is {what}. Labels are classes: strings, whole numbers or booleans.")
+    raise UserError(f"{where} is {what}. Labels are classes: strings, whole numbers, booleans, tuples, dates.")
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:  # a tuple of lists
+        return False
+    return isinstance(value, Hashable)
+
+
+def _kind(value: Any) -> str:
+    """What a label is, in words: classes of different kinds cannot be one list."""
+    plain = {str: "text", bool: "booleans", int: "numbers"}
+    return plain.get(type(value), type(value).__name__)
 
 
 def known_classes(found: Mapping[str, Sequence[Any]], labels: Sequence[Any] | None) -> list[Any]:
@@ -54,14 +72,15 @@ def known_classes(found: Mapping[str, Sequence[Any]], labels: Sequence[Any] | No
         if len(set(classes)) < len(classes):
             raise UserError("labels names a class twice. Name each once.")
         return classes
-    kinds: dict[bool, tuple[str, Any]] = {}
+    kinds: dict[str, tuple[str, Any]] = {}
     for name, some in found.items():
         for value in some:
-            kinds.setdefault(isinstance(value, str), (name, value))
+            kinds.setdefault(_kind(value), (name, value))
     if len(kinds) > 1:
-        (one, text), (other, number) = kinds[True], kinds[False]
+        (kind, (one, value)), (another, (other, second)) = sorted(kinds.items(), reverse=True)[:2]
         raise UserError(
-            f"labels are text with {one} ({text!r}) but numbers with {other} ({number!r}). Use one kind everywhere."
+            f"labels are {kind} with {one} ({value!r}) but {another} with {other} ({second!r}). "
+            "Use one kind everywhere."
         )
     values = {value for values in found.values() for value in values}
     if len(values) < 2:
@@ -69,7 +88,10 @@ def known_classes(found: Mapping[str, Sequence[Any]], labels: Sequence[Any] | No
             f"there is only one class ({next(iter(values), None)!r}) in all data. Classifying needs two: give more "
             "data, or name all classes with labels=[...]."
         )
-    return sorted(values)
+    try:
+        return sorted(values)
+    except TypeError:  # such as enum members, which have no order
+        return sorted(values, key=str)
 
 
 def names_of(classes: Sequence[Any]) -> tuple[str, ...]:

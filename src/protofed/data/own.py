@@ -129,8 +129,8 @@ def read_part(source: Any, where: str, tell: Tell) -> Part:
 
 def _from_hub(source: Any, where: str) -> tuple[np.ndarray, list[Any]]:
     """The columns of a Hugging Face dataset; class numbers become their names."""
-    label = next((name for name in LABELS if name in source.column_names), None)
-    inputs = [name for name in INPUTS if name in source.column_names]
+    label = next((name for name in LABELS if name in source.column_names), None) or _class_column(source)
+    inputs = [name for name in INPUTS if name in source.column_names and name != label]
     others = [name for name in source.column_names if name != label]
     column = inputs[0] if inputs else others[0] if len(others) == 1 else None
     if label is None or column is None:
@@ -147,6 +147,15 @@ def _from_hub(source: Any, where: str) -> tuple[np.ndarray, list[Any]]:
     if rows and hasattr(rows[0], "convert"):
         rows = [_picture(row) for row in rows]
     return _stacked(rows, where), read_labels(y, where)
+
+
+def _class_column(source: Any) -> str | None:
+    """The only column whose type says that it holds classes, or the one column of two that holds single values."""
+    kinds = source.features or {}
+    classes = [name for name, kind in kinds.items() if hasattr(kind, "names")]
+    single = [name for name, kind in kinds.items() if type(kind).__name__ == "Value"]
+    found = classes or (single if len(kinds) == 2 else [])
+    return found[0] if len(found) == 1 else None
 
 
 def _from_items(source: Any, where: str, tell: Tell) -> tuple[np.ndarray, list[Any]]:
@@ -184,7 +193,8 @@ def _pair(item: Any, where: str) -> tuple[np.ndarray, Any]:
             )
         item = tuple(item[name] for name in names)
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise UserError(f"{where} is no pair of input and label, but {type(item).__name__}. Give (x, y).")
+        got = f"{type(item).__name__}" + (f" of {len(item)}" if isinstance(item, tuple | list) else "")
+        raise UserError(f"{where} is no pair of input and label, but {got}. Give (x, y).")
     x, y = item
     return (_picture(x) if hasattr(x, "convert") else np.asarray(_plain(x))), y
 
@@ -248,9 +258,9 @@ def _numbered(
             raise UserError(f"{name} has no samples. Leave it out.")
     kinds = {part.x.dtype for pair in pairs.values() for part in pair if part is not None and part.y}
     floats = len(kinds) > 1  # one client's table may happen to hold whole numbers only
-    classes = known_classes(
-        {name: [y for part in pair if part for y in part.y] for name, pair in pairs.items()}, labels
-    )
+    found = {name: train.y for name, (train, _) in pairs.items()}
+    found |= {f"{name} (test)": test.y for name, (_, test) in pairs.items() if test is not None}
+    classes = known_classes(found, labels)
     names = names_of(classes)
     notes: list[str] = []
     domains = []

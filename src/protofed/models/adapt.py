@@ -287,6 +287,11 @@ def _head(net: nn.Module, seen: Any, classes: int, how: Adapt, label: str) -> st
         return how.head
     found = find_head(net, seen, classes, label)
     if found is None and how.head != NEW and not how.project:
+        if not seen.calls:
+            raise UserError(
+                f"{label} uses no layers, but prototypes need a body and a classifying layer behind it, as in "
+                "nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))."
+            )
         raise UserError(
             f"the classifying layer of {label} was not found. Name it, as in head='fc', or head='linear' for a new one "
             f"behind embedding='...'. Its layers and what they make: {candidates(seen)}."
@@ -307,9 +312,11 @@ def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str
     width = scores.shape[-1] if scores is not None and scores.ndim == 2 else None
     if scores is None or width != classes:
         got = f"{width} numbers" if width is not None else "no row of numbers"
+        more = width is not None and width > classes
+        absent = "name all classes (federate: labels=[...]) where the data does not show them all, " if more else ""
         raise UserError(
             f"{label}: its {name} gives {got} for each sample, but there are {classes} classes. "
-            f"Build it with {classes} outputs, or use head='linear' for a new one."
+            f"Build it with {classes} outputs, {absent}or use head='linear' for a new one."
         )
     if not any(alike(scores, output) for output in tensors_of(seen.output)):
         raise UserError(

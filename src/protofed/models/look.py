@@ -82,8 +82,11 @@ def _remedy(error: Exception, module: nn.Module, sample: Tensor) -> str:
         return f"Token ids go from {lowest} to {highest}: its nn.Embedding needs a row for each, counted from 0."
     if not isinstance(error, RuntimeError | ValueError | IndexError):
         return "Mend its forward."
-    if sample.ndim == 3 and any(isinstance(m, nn.Conv2d) for m in module.modules()):
+    images = any(isinstance(m, nn.Conv2d) for m in module.modules())
+    if images and sample.ndim == 3:
         return "Images need an axis for the channel: x[:, None]."
+    if images and sample.ndim == 4 and sample.shape[3] in (1, 3, 4) and sample.shape[1] > 4:
+        return "Channels come first: x.transpose(0, 3, 1, 2), of tensors x.permute(0, 3, 1, 2)."
     return "Give data of the shape that the module takes, one sample behind the other."
 
 
@@ -121,20 +124,26 @@ def pooled(z: Tensor | None, what: str) -> Tensor:
 
 
 def find_head(module: nn.Module, seen: Seen, classes: int, label: str) -> str | None:
-    """The name of the classifying layer: by the usual names, else the last linear one if its output is the module's."""
+    """The name of the classifying layer: by the usual names, else the last linear one whose output the module returns;
+    of several one with as many outputs as there are classes."""
     named = [name for name in CONVENTIONS if isinstance(getattr(module, name, None), nn.Module)]
     offered = getattr(module, "get_classifier", None)
     if callable(offered):
         with contextlib.suppress(Exception):  # a method of that name that wants arguments is none of timm's
             known = {id(layer): name for name, layer in module.named_modules()}
             named += [known[id(offered())]] if id(offered()) in known else []
-    for name in named:
-        if found := _flat(seen, name):
-            return found
-    linear = [call for call in seen.calls if isinstance(call.layer, nn.Linear)]
-    if linear and any(alike(linear[-1].made, out) for out in tensors_of(seen.output)):
-        return linear[-1].name
-    return None
+    usual = [found for name in named if (found := _flat(seen, name))]
+    outputs = tensors_of(seen.output)
+    linear = [call.name for call in reversed(seen.calls) if isinstance(call.layer, nn.Linear)]
+    returned = [n for n in usual if _returned(seen, n, outputs)]
+    returned += [name for out in outputs for name in linear if _returned(seen, name, [out])]
+    fitting = [name for name in returned if seen.of(name)[-1].made.shape[-1] == classes]
+    return next(iter([*fitting, *returned, *usual]), None)
+
+
+def _returned(seen: Seen, name: str, outputs: list[Tensor]) -> bool:
+    """Whether what a layer makes is one of these."""
+    return any(alike(seen.of(name)[-1].made, out) for out in outputs)
 
 
 def _flat(seen: Seen, name: str) -> str | None:
@@ -150,10 +159,10 @@ def _flat(seen: Seen, name: str) -> str | None:
 
 
 def alike(scores: Any, output: Any) -> bool:
-    """Whether a module's output is these scores, or their (log-)softmax."""
+    """Whether a module's output is these scores, or their (log-)softmax or sigmoid."""
     if not isinstance(scores, Tensor) or not isinstance(output, Tensor) or scores.shape != output.shape:
         return False
-    ways = (scores, scores.log_softmax(-1), scores.softmax(-1))
+    ways = (scores, scores.log_softmax(-1), scores.softmax(-1), scores.sigmoid())
     return any(torch.allclose(way, output, rtol=1e-4, atol=1e-5) for way in ways)
 
 

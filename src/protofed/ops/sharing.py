@@ -17,7 +17,8 @@ def without(tensors: Params, private: Sequence[str]) -> Params:
 
 
 def shared(of: Client | Spec, private: Sequence[str] = ()) -> Tree:
-    """What of a model is shared: all but the private prefixes; BatchNorm's statistics go with it."""
+    """What of a model is shared, as {"params": ..., "buffers": ...}: all but the private prefixes; BatchNorm's
+    statistics go with it."""
     return {"params": without(of.params, private), "buffers": floating(without(of.buffers, private))}
 
 

@@ -84,8 +84,10 @@ def caption(table: Table) -> str:
 def terminal(table: Table) -> RichTable:
     """For a person: the best is bold and ¹, the second best ²."""
     titles, lines = _grid(table, lambda text, rank: text.replace(" ± ", "±") + ("", "¹", "²")[rank])
+    ranks = {found.rank for row in table.rows for found in row.entries.values()}
+    legend = "".join(text for rank, text in ((1, "; ¹ best"), (2, ", ² second best")) if rank in ranks)
     shown = RichTable(
-        title=caption(table), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)
+        title=caption(table) + legend, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for place, title in enumerate(titles):
         shown.add_column(title, justify="right" if place else "left", no_wrap=not place, overflow="fold")

@@ -1,5 +1,6 @@
 """Run folders, found and read; what cannot be read is named with the reason, and the rest is used."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy as np
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
+from protofed.version import VERSION
 
 NO_RUN = ("checkpoints", "__pycache__")  # folders in which no run is looked for
 LISTING = "cells.json"  # beside the runs of a sweep: what it calls each
@@ -83,8 +85,14 @@ class Gathered(NamedTuple):
 def gather(paths: Iterable[str | Path]) -> Gathered:
     """Read all runs in these folders, or below them."""
     found = Gathered([], [], [])
-    for folder in _folders(paths, found.left_out):
+    folders = _folders(paths, found.left_out)
+    made_by = _versions(folders)
+    kept = VERSION if VERSION in made_by.values() else max(made_by.values(), key=[*made_by.values()].count, default="")
+    for folder in folders:
         remarks: list[Remark] = []
+        if made_by.get(folder, kept) != kept:
+            found.left_out.append(Remark(str(folder), f"made by protofed {made_by[folder]}, not {kept}"))
+            continue
         try:
             run = read(folder, remarks)
         except UserError as error:
@@ -98,6 +106,15 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
             run = replace(run, views={})  # one seed's are drawn; of many runs they would fill the memory
         found.runs.append(run)
         found.remarks.extend(remarks)
+    return found
+
+
+def _versions(folders: Iterable[Path]) -> dict[Path, str]:
+    """The protofed that each run was made with, where it says so."""
+    found = {}
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `read` names what is damaged
+            found[folder] = str(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["protofed"])
     return found
 
 

@@ -196,6 +196,10 @@ def _notes(table: Table) -> list[str]:
     counts = {entry.n for row in table.rows for entry in row.entries.values()}
     if len(counts) > 1:
         notes.append(f"rows have different numbers of seeds ({_list(sorted(counts))}); those with fewer say so")
+    elif any(len({tuple(r.entries[at].values) for r in table.rows if at in r.entries}) > 1 for at in _filled(table)):
+        seeds = {row.label: sorted({seed for _, seed in row.runs}) for row in table.rows}
+        shown = "; ".join(f"{label}: {_list(some)}" for label, some in seeds.items())
+        notes.append(f"rows have different seeds ({shown}), and so other clients: compare the same seeds")
     judged: dict[str, list[str]] = {}
     for row in table.rows:
         summary = next(iter(row.runs.values())).summary
@@ -205,6 +209,10 @@ def _notes(table: Table) -> list[str]:
     if table.baseline is not None:
         notes += _about_tests(table)
     return notes
+
+
+def _filled(table: Table) -> set[tuple[str, str]]:
+    return {at for row in table.rows for at in row.entries}
 
 
 def _about_tests(table: Table) -> list[str]:
