@@ -1,8 +1,9 @@
 """Prototype-based federated learning: different data, different classes, different models, one set of prototypes."""
 
-from protofed.api import Federated, federate
+from protofed.api import federate
 from protofed.errors import UserError
 from protofed.experiment import Experiment
+from protofed.federated import Federated
 from protofed.joining import join
 from protofed.method import Method
 from protofed.methods import METHODS

@@ -1,9 +1,12 @@
 """Proof of a method: `check_method(MyMethod())` plays it on a tiny federation and names the rule it breaks."""
 
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
+import protofed
 from protofed.method import Method
 from protofed.testing.absence import absent, empty
 from protofed.testing.broken import Broken
@@ -48,4 +51,11 @@ def check_method(method: Method, *, private: str | Sequence[str] | None = None) 
         except Broken as broken:
             raise AssertionError(f"{about} {broken}") from broken.__cause__
         except Exception as error:
-            raise AssertionError(f"{about} It raised {type(error).__name__}: {error}") from error
+            raise AssertionError(f"{about} It raised {type(error).__name__}: {error}{_where(error)}") from error
+
+
+def _where(error: Exception) -> str:
+    """The last line of the method's own file that it came through, if that is none of protofed's."""
+    ours = tuple(str(Path(package.__file__ or "").parent) for package in (protofed, torch))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
