@@ -163,8 +163,18 @@ def browser() -> Iterator[Any]:
     opened.quit()
 
 
-def start(*words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-m", "protofed", *words], stdout=subprocess.PIPE, text=True)
+SLOWLY = """
+import sys, time
+from protofed import cli
+module = sys.modules["protofed.run"]
+draw = module.draw_cohort
+module.draw_cohort = lambda *words: (time.sleep(0.2), draw(*words))[1]  # before every round
+cli.main()
+"""
+
+
+def start(*words: str, by: str = "from protofed import cli; cli.main()") -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", by, *words], stdout=subprocess.PIPE, text=True)
 
 
 def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
@@ -236,7 +246,9 @@ def test_the_page_follows_a_run(browser: Any) -> None:
         try:
             port = str(taken.getsockname()[1])
             processes.append(watch := start("watch", "run", "--port", port, "--until-finished"))
-            processes.append(work := start("run", "demo", "rounds=4000", "clients=6", "evaluate.pm=0", "--out", "run"))
+            processes.append(
+                work := start("run", "demo", "rounds=4000", "clients=6", "evaluate.pm=0", "--out", "run", by=SLOWLY)
+            )
             assert watch.stdout is not None
             assert watch.stdout.readline() == f"port {port} is in use\n"
             url = next(word for word in watch.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
