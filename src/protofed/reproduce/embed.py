@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from protofed.atomic import write_atomically
 from protofed.data.sources import data_root
 from protofed.engines.reference import ReferenceEngine
+from protofed.errors import UserError
 from protofed.experiment import EngineChoice, Experiment
 from protofed.folder import RunFolder
 from protofed.method import Mean
@@ -46,7 +47,10 @@ def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.n
     engine = prepared.engine
     assert isinstance(engine, ReferenceEngine)
     state, _ = RunFolder(folder).restore("cpu")
-    assert state is not None
+    if state is None:
+        raise UserError(
+            f"{folder} has no checkpoint that is whole, and the figure shows its models. Remove it to run it anew."
+        )
     figure = entry.figure
     vectors = class_vectors(plan, state.server)
     arrays = {} if vectors is None else {"vectors": vectors}
