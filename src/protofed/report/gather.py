@@ -1,6 +1,5 @@
 """Finished runs, with the labels by which a table tells them apart; whatever is not one is named, and left out."""
 
-import collections
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ import numpy as np
 
 from protofed.errors import UserError
 from protofed.folder import RunFolder
-from protofed.version import VERSION
+from protofed.report.runs import that_counts
 
 LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
 FAILED = ".failed.txt"  # behind the name of a cell that failed: its reason
@@ -148,11 +147,8 @@ def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
 
 
 def _one_version(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
-    """Numbers of different versions are not mixed: this one's count, or where there are none those of most runs."""
-    versions = collections.Counter(run.version for run in runs)
-    if len(versions) < 2:
-        return list(runs)
-    kept = VERSION if VERSION in versions else versions.most_common(1)[0][0]
+    """Those of the version that counts."""
+    kept = that_counts(run.version for run in runs)
     for run in runs:
         if run.version != kept:
             left_out.append(LeftOut(run.folder, f"made by protofed {run.version}, not {kept} (--any-version takes it)"))

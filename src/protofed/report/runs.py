@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
     found = Gathered([], [], [])
     folders = _folders(paths, found.left_out)
     made_by = _versions(folders)
-    kept = VERSION if VERSION in made_by.values() else max(made_by.values(), key=[*made_by.values()].count, default="")
+    kept = that_counts(made_by.values())
     for folder in folders:
         remarks: list[Remark] = []
         if made_by.get(folder, kept) != kept:
@@ -107,6 +108,12 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
         found.runs.append(run)
         found.remarks.extend(remarks)
     return found
+
+
+def that_counts(versions: Iterable[str]) -> str:
+    """Numbers of different versions are not mixed: this one's count, or where there are none those of most runs."""
+    many = Counter(versions)
+    return VERSION if VERSION in many or not many else many.most_common(1)[0][0]
 
 
 def _versions(folders: Iterable[Path]) -> dict[Path, str]:
