@@ -12,9 +12,10 @@ import pytest
 import tomli_w
 import torch
 
-from protofed import Experiment, run
+from protofed import Experiment, run, saved
 from protofed.data.names import class_names, superclasses
 from protofed.engines.reference import ReferenceEngine
+from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.method import Mean
 from protofed.methods import METHODS
@@ -402,3 +403,13 @@ def test_superclasses_are_those_of_the_file(real_data: Path) -> None:
     groups = superclasses(class_names("cifar100", tuple(map(str, range(100)))))
     assert groups is not None
     assert len(set(zip(coarse.tolist(), groups, strict=True))) == len(set(groups)) == 20
+
+
+def test_a_finished_run_need_not_keep_its_models(whole: Path) -> None:
+    light = small("record.models=false")
+    run(light, "light")
+    assert lines(Path("light")) == lines(whole)
+    assert not Path("light/checkpoints").exists()
+    assert run(light, "light", resume=True).summary == RunFolder(Path("light")).summary()  # finished: nothing is run
+    with pytest.raises(UserError, match=r"kept no models \(record.models = false\)"):
+        saved.read("light")

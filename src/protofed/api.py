@@ -99,6 +99,8 @@ def federate(
     except UserError:
         _refuse_slips(options)
         raise
+    if not experiment.record.models:
+        raise UserError("record.models = false keeps no models, and federate returns them. Leave it out.")
     experiment = replace(experiment, model=choices, data=data, partition=OneDomain())
     if not isinstance(method, str):
         experiment = replace(experiment, method=_method(method, options))

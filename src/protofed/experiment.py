@@ -85,6 +85,9 @@ class Record:
     """Clients whose samples and local prototypes are in a snapshot at most, evenly spaced."""
     samples: Annotated[int, Ge(1), Le(100_000)] = 400
     """Test samples in a snapshot at most, of all these clients together."""
+    models: bool = True
+    """Whether a finished run keeps its models, for `export`, `join` and pictures of embeddings; without them a sweep of
+    large models for many clients does not fill the disk. A run that is not finished keeps them to go on from."""
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,10 @@ class RunFolder:
         found = [p for p in self._saved.glob("round-*") if p.is_dir()] if self._saved.is_dir() else []
         return sorted(found, key=lambda p: int(p.name.removeprefix("round-")), reverse=True)
 
+    def drop_checkpoints(self) -> None:
+        """Remove all models."""
+        shutil.rmtree(self._saved)
+
     def go_back(self, state: State | None) -> None:
         """Remove what is of no use when going on from here: later checkpoints, which are damaged, and loose ends."""
         for folder in self.checkpoints():

@@ -81,10 +81,13 @@ def carry_out(
         watch.start(experiment, state.round)
         try:
             state = _rounds(folder, experiment, prepared.engine, state, recorder, watch, stop, checkpoint_seconds)
-            return finish(
+            result = finish(
                 folder, experiment, prepared.domains, prepared.split, prepared.engine, state, watch, stop,
                 prepared.modules,
             )  # fmt: skip
+            if not experiment.record.models:
+                folder.drop_checkpoints()
+            return result
         except KeyboardInterrupt:  # all rounds are saved, only the end is missing
             raise Interrupted("stopped while measuring every client") from None
         finally:

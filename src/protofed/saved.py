@@ -32,6 +32,8 @@ def read(run: str | Path) -> Saved:
         raise UserError(f"{run} is no run: it has no experiment.toml. Name the folder of a run, such as runs/NAME.")
     experiment = Experiment.from_dict(folder.experiment_dict())
     here = experiment.torch_device()
+    if folder.finished and not experiment.record.models:
+        raise UserError(f"{run} kept no models (record.models = false). Run it anew without that.")
     for wait in range(TRIES):
         time.sleep(0.2 * wait)
         state, remarks = folder.restore(here)

@@ -11,7 +11,7 @@ from protofed.data.stacked import StackedData
 from protofed.engines.groups import Work
 from protofed.engines.members import Members
 from protofed.engines.stacks import cloned
-from protofed.engines.step import Carried, Replay, Traced, lanes_step, now_of
+from protofed.engines.step import Carried, Replay, Room, Traced, lanes_step, now_of
 from protofed.engines.wire import signature
 from protofed.method import Phase, Tree
 
@@ -28,11 +28,13 @@ class Steps:
         self._steps: dict[Any, Any] = {}
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
+        self._room: Room | None = None  # on a GPU
 
     def forget(self) -> None:
         """Begin anew."""
         for kept in (self._steps, self._taken, self._seen):
             kept.clear()
+        self._room = None
 
     def step(self, work: Work, phase: Phase, carried: Carried, feed: Tree, fixed: Tree) -> tuple[Any, Carried]:
         """A step of this kind, as fast as it is worth, and what it carries, with room for what is seen."""
@@ -62,7 +64,7 @@ class Steps:
             return work(*inputs)
         form = (name, signature(inputs))
         self._taken[form] = self._taken.get(form, 0) + 1
-        if self._taken[form] > 1 and self._remember(form, lambda: Replay(work, inputs)):
+        if self._taken[form] > 1 and self._remember(form, lambda: self._replay(work, inputs)):
             return self._steps[form].result(*inputs)
         return work(*inputs)
 
@@ -71,6 +73,10 @@ class Steps:
         if name not in self._steps and len(self._steps) < KEPT:
             self._steps[name] = make()
         return self._steps.get(name)
+
+    def _replay(self, work: Callable[..., Tree], inputs: Sequence[Tree]) -> Replay:
+        self._room = self._room or Room()
+        return Replay(work, inputs, self._room)
 
     def _trace(self, step: Callable[..., Any], inputs: Sequence[Tree]) -> Any:
         """The step as operations, compiled if that was asked for and works."""
@@ -98,7 +104,7 @@ class Steps:
 
         def make() -> Replay:
             long = tree_map(lambda t: torch.cat([t, t.new_zeros(room - length, *t.shape[1:])]), feed)
-            return Replay(step, (carried, long, time, fixed))
+            return self._replay(step, (carried, long, time, fixed))
 
         replay: Replay | None = self._remember(name, make)
         if replay is not None:

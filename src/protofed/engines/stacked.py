@@ -86,11 +86,13 @@ class StackedEngine(OnReference):
                 self._works = True
                 return trained
             except torch.OutOfMemoryError:
-                self._narrow()
+                pass  # what it holds is free only when it is gone
             except UNSTACKED as error:
                 if self._works:
                     raise
                 self._refuse(error)
+                continue
+            self._narrow()
         if not self.ordered:
             return self.reference.share(method, server, cohort, round)
         alone = [self.reference.share(method, server, [number], round) for number in cohort]

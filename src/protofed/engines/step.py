@@ -1,5 +1,6 @@
 """One training step of many lanes: as it is, as a list of operations, compiled, or captured on a GPU and replayed."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -131,23 +132,36 @@ def _writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+class Room:
+    """Memory that captured works share, since only one of them is replayed at a time."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.first = torch.cuda.CUDAGraph()  # while there is one, the memory stays
+        with torch.cuda.graph(self.first):
+            self.something = torch.zeros(1, device="cuda")
+        self.pool = self.first.pool()
+
+
 class Replay:
     """Work on a GPU captured once and replayed: launching it costs one call instead of hundreds.
 
-    It has memory of its own for all that it takes, which the work may change, and for what it returns.
+    It has memory of its own for all that it takes, which the work may change; what is made in between, and what it
+    returns, is where others make theirs (`room`), so that a result is to be taken before another is replayed.
     """
 
-    def __init__(self, work: Callable[..., Tree], inputs: Sequence[Tree]) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+    def __init__(self, work: Callable[..., Tree], inputs: Sequence[Tree], room: "Room") -> None:
+        room.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(room.stream):
             self.inputs = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tuple(inputs))
             for _ in range(WARM):
                 work(*self.inputs)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(room.stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = work(*self.inputs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # what is sent may be there already
+            with torch.cuda.graph(self.graph, pool=room.pool):
+                self.outputs = work(*self.inputs)
 
     def load(self, *inputs: Tree) -> None:
         """Take these; those that are shorter than what there is room for fill its beginning."""
