@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from command import protofed
-from protofed import cli
+from protofed import cli, run
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.reproduce import embed, page, plan, render
@@ -320,6 +320,22 @@ def test_a_killed_one_goes_on() -> None:
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     for kind in ("png", "svg", "pdf"):
         assert Path(f"out/fedpr/figure-2-quick/figure.{kind}").stat().st_size > 5000
+
+
+def test_a_run_whose_models_are_gone_is_left_out_by_name() -> None:
+    entry = load("fednh/figure-3")
+    done = []
+    for method in ("fedavg", "fednh"):
+        plan = Experiment.load("demo", f"method={method}", "model=mlp_digits", "clients=3", "rounds=1")
+        done.append(Done(Cell({"experiment": "demo", "method": method, "seed": "0"}, plan, method), run(plan, method)))
+    shutil.rmtree("fedavg/checkpoints")
+    kept, lost = running._shown(done, Views(entry, None, Path("views")))
+    assert [one.cell.labels["method"] for one in kept] == ["fednh"]
+    assert lost == ["demo, fedavg, seed 0: its models, which are shown, are gone. Remove fedavg to run it anew"]
+    assert running._shown(done, Views(load("fednh/table-2"), None, Path("views"))) == (
+        done,
+        [],
+    )  # numbers need no models
 
 
 def test_time_that_is_up_stops_cleanly() -> None:

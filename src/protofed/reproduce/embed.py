@@ -41,16 +41,14 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.ndarray]:
     """Embeddings `z`, `y`, `client`, the class `vectors` where the method has some, `groups` of classes if known."""
+    state, _ = RunFolder(folder).restore("cpu")
+    if state is None:
+        raise UserError(f"its models, which are shown, are gone. Remove {folder.name} to run it anew.")
     plan = Experiment.from_dict(RunFolder(folder).experiment_dict())
     plan = dataclasses.replace(plan, device="cpu", engine=EngineChoice(name="reference"))
     prepared = prepare(plan, data_dir)
     engine = prepared.engine
     assert isinstance(engine, ReferenceEngine)
-    state, _ = RunFolder(folder).restore("cpu")
-    if state is None:
-        raise UserError(
-            f"{folder} has no checkpoint that is whole, and the figure shows its models. Remove it to run it anew."
-        )
     figure = entry.figure
     vectors = class_vectors(plan, state.server)
     arrays = {} if vectors is None else {"vectors": vectors}

@@ -21,6 +21,7 @@ from protofed.reproduce.entry import Entry
 from protofed.results import Result
 from protofed.sweep import Cell
 
+LOOKED_AT = {"embeddings", "similarity"}  # what is computed from models
 LAST = 10  # rounds that "@" is the mean of
 
 
@@ -37,7 +38,7 @@ Sibling = Callable[[str], Result | None]  # a method's label -> its run with the
 def value(metric: str, done: Done, sibling: Sibling, views: "Views") -> float | None:
     """One number of one run; None where it has none."""
     kind, colon, what = metric.partition(":")
-    if kind in ("embeddings", "similarity") and colon:
+    if kind in LOOKED_AT and colon:
         return views.numbers(done).get(what)
     if kind == "domain":
         return _mean([c["accuracy"] for c in done.result.clients if c["domain"] == what])
@@ -82,6 +83,12 @@ class Views:
     def __init__(self, entry: Entry, data_dir: Path | None, folder: Path) -> None:
         self.entry, self.data_dir, self.folder = entry, data_dir, folder
         self._numbers: dict[str, dict[str, float | None]] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the entry looks at models at all."""
+        kinds = {column.metric.partition(":")[0] for column in self.entry.columns}
+        return bool(kinds & LOOKED_AT) or (self.entry.figure is not None and self.entry.figure.kind in LOOKED_AT)
 
     def view(self, done: Done) -> Mapping[str, np.ndarray]:
         """Embeddings or class vectors of a run, from a file if they were computed before."""

@@ -145,11 +145,25 @@ def _measure(
         by_hash = {p.cell.hash: (p.folder, s) for p, s in finished([p for p in placed if p.cell.hash in wanted])}
         done = [Done(c, Result(*by_hash[c.hash])) for c in plan.cells if c.hash in by_hash]
         views = Views(plan.entry, data_dir, folder / "views")
-        measured = collect(plan, done, views)
+        done, lost = _shown(done, views)
+        measured = collect(plan._replace(left_out=[*plan.left_out, *lost]), done, views)
         pictures = figures.draw(plan.entry, measured, done, views, folder)
     measured.save(folder / "result.json")
     write_atomically(folder / "result.md", render.page(plan.entry, measured).encode())
     return Reproduced(plan.entry, measured, folder, pictures)
+
+
+def _shown(done: Sequence[Done], views: Views) -> tuple[list[Done], list[str]]:
+    """The runs whose models can be looked at, where the entry does that; what is left out, in words."""
+    kept, lost = [], []
+    for one in done:
+        try:
+            if views.wanted:
+                views.view(one)
+            kept.append(one)
+        except UserError as error:
+            lost.append(f"{one.cell.name}: {str(error).rstrip('.')}")
+    return kept, lost
 
 
 def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
