@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from protofed.data.stacked import StackedData
+from protofed.engines import memory
 from protofed.engines.groups import Work
 from protofed.engines.members import Members
 from protofed.engines.stacks import cloned
@@ -17,6 +18,7 @@ from protofed.method import Phase, Tree
 
 OFTEN = {"cpu": 2, "cuda": 1}  # times that a kind of step comes as it is, before it is traced or captured
 KEPT = 64  # traced and captured steps
+HELD = 8  # part of a GPU's memory for what captured passes take: with another cohort every round their shapes are many
 
 
 class Steps:
@@ -29,12 +31,13 @@ class Steps:
         self._taken: dict[Any, int] = {}
         self._seen: dict[Any, Tree] = {}
         self._room: Room | None = None  # on a GPU
+        self._held = 0  # bytes of what captured passes take
 
     def forget(self) -> None:
         """Begin anew."""
         for kept in (self._steps, self._taken, self._seen):
             kept.clear()
-        self._room = None
+        self._room, self._held = None, 0
 
     def step(self, work: Work, phase: Phase, carried: Carried, feed: Tree, fixed: Tree) -> tuple[Any, Carried]:
         """A step of this kind, as fast as it is worth, and what it carries, with room for what is seen."""
@@ -64,9 +67,11 @@ class Steps:
             return work(*inputs)
         form = (name, signature(inputs))
         self._taken[form] = self._taken.get(form, 0) + 1
-        if self._taken[form] > 1 and self._remember(form, lambda: self._replay(work, inputs)):
-            return self._steps[form].result(*inputs)
-        return work(*inputs)
+        if form not in self._steps and self._taken[form] > 1:
+            held = self._held + memory.size(inputs)
+            if held <= memory.whole(self.device) // HELD and self._remember(form, lambda: self._replay(work, inputs)):
+                self._held = held
+        return self._steps[form].result(*inputs) if form in self._steps else work(*inputs)
 
     def _remember(self, name: Any, make: Callable[[], Any]) -> Any:
         """What was made under this name, made now if there is room."""
