@@ -104,6 +104,8 @@ def measure(changes: tuple[str, ...], data_dir: Path | None, clients: int, round
         Console(stderr=True).print(f"round {done} of {rounds}", highlight=False)
 
     accuracy[FLOWER] = flower(changes, data_dir, clients, rounds, after)
+    if accuracy[FLOWER] != accuracy[STRAIGHT]:
+        raise SystemExit(f"Flower and the plain loop should learn the same, but their accuracies are {accuracy}")
     return {
         name: {
             "seconds": statistics.median(taken[1:]),

@@ -12,6 +12,7 @@ from protofed.folder import RunFolder
 from protofed.methods import METHODS
 from protofed.results import Watch
 from protofed.run import Interrupted, run
+from test_run import final_state
 
 ALL = {
     *("local", "fedavg", "fedprox", "fedper", "fedrep", "fesem", "ditto", "fedbabu", "fedrod", "creff"),
@@ -44,15 +45,12 @@ def test_every_method_runs_in_both_presets_and_resumes(method: str, preset: str,
     experiment = plan(method, f"method.preset={preset}", *who)
     with pytest.raises(Interrupted):
         run(experiment, "cut", watch=StopAfterOne())
-    resumed = run(experiment, "cut", resume=True)
-    whole = run(experiment, "whole")
-    assert resumed.summary["accuracy_mean"] == whole.summary["accuracy_mean"]
-    state, again = RunFolder(Path("whole")).restore()[0], RunFolder(Path("cut")).restore()[0]
+    run(experiment, "cut", resume=True)
+    run(experiment, "whole")
+    assert final_state(Path("cut")) == final_state(Path("whole"))
+    state, _ = RunFolder(Path("whole")).restore()
     assert state is not None
-    assert again is not None
-    for a, b in zip(tree_leaves(state.server), tree_leaves(again.server), strict=True):
-        assert torch.equal(a, b)
-        assert not a.is_floating_point() or bool(torch.isfinite(a).all())
+    assert all(torch.isfinite(t).all() for t in tree_leaves(state.server) if t.is_floating_point())
 
 
 @pytest.mark.parametrize("method", sorted(ALL))
