@@ -4,7 +4,7 @@ BIN := .venv/bin
 BASE := .venv/.base
 READY := .venv/.ready
 
-.PHONY: help setup demo test docs lint format clean
+.PHONY: help setup demo test pytest docs lint format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -15,27 +15,27 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer; got %s. Set PYTHON=python3.11." % sys.version.split()[0])'
 	@$(PYTHON) -m venv .venv
 
-# What pip would compile on one core is compiled on all; packages have files that are no Python.
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-COMPILE = $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export PYTHONDONTWRITEBYTECODE =
 
 $(BASE): pyproject.toml | $(BIN)/python
 	@echo "installing protofed into .venv (a minute or two, once)"
 	@$(INSTALL) -e .
-	@$(COMPILE)
 	@touch $(BASE)
 
 $(READY): pyproject.toml | $(BIN)/python
 	@echo "installing protofed and the development tools into .venv (two or three minutes, once)"
-	@$(INSTALL) -e '.[dev]'
-	@$(COMPILE)
+	@$(INSTALL) --no-compile -e '.[dev]' # of so many packages, what is used is compiled when it is
 	@touch $(BASE) $(READY)
 
 demo: $(BASE)  ## twenty clients, three architectures: FedProto against training alone
 	@$(BIN)/protofed compare local fedproto --experiment configs/demo.toml --seeds 0,1,2 --out runs/demo
 
+test: $(READY)  ## lint and every test, side by side
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
 # One process more than cores: federations and browsers are mostly waited for.
-test: lint  ## lint, then every test
+pytest: $(READY)
 	@$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
 
 docs: $(READY)  ## the documentation site, into site/index.html
