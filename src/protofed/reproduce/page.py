@@ -115,12 +115,14 @@ def takes(entry: Entry, measured: Measured | None) -> str:
     """How long an entry takes, measured or estimated, and with how many seeds it was measured."""
     if measured and measured.seconds and not measured.missing:
         time = f"{render.duration(measured.seconds)} of runs on {measured.machine}"
-        return f"measured, {len(measured.seeds)} seeds: {time}" + (f" ({measured.label})" if measured.label else "")
+        seeds = f"{len(measured.seeds)} seed{'s' * (len(measured.seeds) > 1)}"
+        return f"measured, {seeds}: {time}" + (f" ({measured.label})" if measured.label else "")
     runs, rounds = plan.size(entry)
     seconds = START * runs + rounds * entry.round_seconds
     guess = (
         f"{runs} runs, about {render.duration(seconds)} on an H200 (estimated)" if runs else "a minute or two on a CPU"
     )
     if measured and measured.rows:
-        return f"measured in part; all of it {guess}" if measured.missing else f"measured; {guess}"
+        to_go = f" in part, {measured.missing} to go" if measured.missing else ""
+        return f"measured{to_go}; all of it {guess}"
     return f"not measured; {guess}"

@@ -101,7 +101,8 @@ def notes(measured: Measured) -> list[str]:
     """What is missing, and what it took."""
     found = [f"left out: {what}." for what in measured.left_out]
     if measured.missing:
-        found.append(f"{measured.missing} runs are not finished; the same command goes on with them.")
+        runs = "1 run is" if measured.missing == 1 else f"{measured.missing} runs are"
+        found.append(f"{runs} not finished; the same command goes on from there.")
     if measured.seconds:
         found.append(f"{duration(measured.seconds)} of runs, one after another, on {measured.machine}.")
     return found
