@@ -17,7 +17,7 @@ from protofed.data.partition import OneDomain
 from protofed.data.sources import Data, load
 from protofed.data.split import fingerprint
 from protofed.errors import UserError
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.federated import Federated
 from protofed.folder import RunFolder, new_folder
 from protofed.importing import MEMORY, path_of
@@ -28,6 +28,7 @@ from protofed.ops.optim import Optimizer
 from protofed.prepare import Prepared, prepare
 from protofed.results import Watch
 from protofed.run import run
+from protofed.sections import ModelChoice
 
 USUAL = 0.001  # adam's step size
 FEW = 50  # steps of a client, below which training has hardly begun

@@ -17,7 +17,7 @@ from protofed.data.scaling import Scaler, described
 from protofed.data.sources import load
 from protofed.data.split import Split
 from protofed.errors import UserError, nearest
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.importing import MEMORY
 from protofed.metrics import judged_by
 from protofed.models.adapt import Adapt
@@ -25,6 +25,7 @@ from protofed.models.own import KEYS, Handed, handed, plain
 from protofed.newcomer import Joined, Newcomers, few, held_back, welcome
 from protofed.prepare import held_out, prepare_split
 from protofed.saved import Saved
+from protofed.sections import ModelChoice
 
 NEWCOMER = "the newcomer"  # who hands its data in
 

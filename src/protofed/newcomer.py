@@ -19,7 +19,7 @@ from protofed.data.scaling import Scaler
 from protofed.data.split import Split
 from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.method import Client, Each, Mean, Method, Spec, Tree
 from protofed.methods.local import Local
 from protofed.metrics import Tally, add, judged_by, spread, tally
@@ -27,6 +27,7 @@ from protofed.models.own import Handed
 from protofed.ops import random
 from protofed.ops.prototypes import distances
 from protofed.ops.trees import all_finite, is_node
+from protofed.sections import ModelChoice
 
 CHOOSE = 0.25  # of the shots are held back to choose by
 AT_ONCE = 2**24  # numbers in the differences of samples and prototypes

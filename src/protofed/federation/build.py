@@ -13,8 +13,9 @@ from protofed.data.sources import load, load_own
 from protofed.data.split import Split
 from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.federation.settings import Task
+from protofed.sections import ModelChoice
 
 NONE = np.zeros(0, np.int64)
 

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.federation.protocol import Message, Refused, one_line, pack, unpack, whole
 from protofed.federation.settings import FederationSettings, experiment_hash
 from protofed.federation.status import Status
 from protofed.federation.transport import Transport
 from protofed.federation.verify import upload_form
 from protofed.method import Spec, Tree
+from protofed.sections import ModelChoice
 
 AGAIN = 15.0  # seconds, after which a node that was refused or silent is greeted again; twice as many each time
 LATEST = 600.0  # such seconds at most

@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from protofed.data.domain import Domain
 from protofed.engines.wire import decode
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.federation.build import one_client
 from protofed.federation.protocol import Refused
 from protofed.method import Client, Each, Mean, Spec, Tree
 from protofed.metrics import Correct, Tally
 from protofed.ops.trees import deal
+from protofed.sections import ModelChoice
 
 SLACK = 1 + 1e-5  # what rounding may add to a count
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
-from protofed.experiment import Experiment, ModelChoice
+from protofed.experiment import Experiment
 from protofed.federation.build import choose_model, client_domain, one_client
 from protofed.federation.leaving import describe, withhold
 from protofed.federation.protocol import Message, Refused, body_of, failure, one_line, pack, unpack, whole
@@ -30,6 +30,7 @@ from protofed.federation.verify import read_tree
 from protofed.method import Client, Tree
 from protofed.ops.trees import all_finite, deal
 from protofed.prepare import check_phases, threads
+from protofed.sections import ModelChoice
 
 WHO = ("personal", "global")
 NAN = "its loss is no longer a number. Lower optimizer.lr or optimizer.clip in a new run, or look at its data"

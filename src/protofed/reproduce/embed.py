@@ -21,12 +21,13 @@ from protofed.atomic import write_atomically
 from protofed.data.sources import data_root
 from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
-from protofed.experiment import EngineChoice, Experiment
+from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 from protofed.method import Mean
 from protofed.methods.fednh import FedNH
 from protofed.prepare import prepare
 from protofed.reproduce.entry import Entry
+from protofed.sections import EngineChoice
 
 OWN, WIDE = 12, 40  # samples of a class that are embedded: of every client, or of the few that are looked at
 MOST = 2000  # samples for the silhouette, whose cost is their square
