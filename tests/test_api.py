@@ -106,6 +106,8 @@ def test_one_call_from_module_and_odd_labels_to_models_prototypes_and_folder() -
 
     again = federate(net, clients, rounds=3, out="again", quiet=True, lam=0.5, lr=0.01, seed=3)
     assert all(map(torch.equal, done.models[2].parameters(), again.models[2].parameters()))
+    with pytest.raises(UserError, match=r"out=out already holds a finished run\. Name another folder with out="):
+        federate(net, clients, rounds=3, out="out", quiet=True, lam=0.5, lr=0.01, seed=3)
     resumed = federate(net, clients, rounds=3, out="out", quiet=True, lam=0.5, lr=0.01, seed=3, resume=True)
     assert resumed.accuracy == done.accuracy
     with pytest.raises(UserError, match=r"data.name 'memory:.*' -> 'memory:"):

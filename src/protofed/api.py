@@ -16,7 +16,7 @@ from protofed.data.own import Own, read_clients
 from protofed.data.partition import OneDomain
 from protofed.data.sources import Data, load
 from protofed.data.split import fingerprint
-from protofed.errors import UserError
+from protofed.errors import UserError, in_python
 from protofed.experiment import Experiment
 from protofed.federated import Federated
 from protofed.folder import RunFolder, new_folder
@@ -35,6 +35,7 @@ FEW = 50  # steps of a client, below which training has hardly begun
 OWN = ("model", "data", "partition", "clients", "method", "rounds", "seed")  # settings that are arguments here
 
 
+@in_python
 def federate(
     models: Any,
     clients: Any,
