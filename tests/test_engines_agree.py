@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from protofed.compiling import no_compiler
 from protofed.data.domain import Domain
 from protofed.data.federation import Federation
 from protofed.data.split import Split
@@ -25,7 +26,6 @@ from protofed.methods import METHODS
 from protofed.models import MODELS
 from protofed.models.mlp import Net, chain
 from protofed.ops.optim import Optimizer
-from protofed.prepare import no_compiler
 
 ROWS = (range(0, 17), (17,), range(20, 48, 4), (18, 19, 22, 23, 26), range(48, 60))
 COHORTS = [[0, 1, 2, 3, 4], [2, 0], [3, 1, 4, 0, 2]]

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from protofed.compiling import no_compiler
 from protofed.data.domain import Domain
 from protofed.data.sources import load
 from protofed.engines import Engine
 from protofed.engines.stacked import StackedEngine
 from protofed.errors import UserError, nearest
 from protofed.experiment import Experiment
-from protofed.prepare import draw_cohort, no_compiler, prepare, threads
+from protofed.prepare import draw_cohort, prepare, threads
 from protofed.results import round_numbers
 from protofed.run import combine
 from protofed.version import VERSION

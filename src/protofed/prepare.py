@@ -1,15 +1,12 @@
 """From an experiment to all that its run needs, checked: data, who has what, and an engine."""
 
 import contextlib
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -28,7 +25,6 @@ from protofed.engines.stacked import StackedEngine
 from protofed.engines.worker import Made
 from protofed.errors import UserError
 from protofed.experiment import Experiment
-from protofed.folder import RunFolder
 from protofed.method import Client
 from protofed.models.functional import fresh
 from protofed.models.own import Handed, plain
@@ -37,8 +33,6 @@ from protofed.ops.trees import under
 from protofed.theory.entry import why_not as why_no_theorem
 
 SMALL = 200_000  # parameters, up to which training clients at once pays on a CPU
-COMPILING = 20.0  # seconds to compile one kind of step, roughly
-GAIN = {"cpu": 0.5, "cuda": 0.35}  # share of the training's time that compiling saves, roughly
 
 
 class Prepared(NamedTuple):
@@ -234,49 +228,6 @@ def _check_tests(experiment: Experiment, federation: Federation, engine: Referen
             f"evaluate.gm = {experiment.evaluate.gm} measures the global model of {experiment.method_name} on the test "
             f"part of {experiment.data.name!r}, which is empty. Use evaluate.gm = 0, or data with a test part."
         )
-
-
-def choose(experiment: Experiment, engine: Engine, server: Any, folder: RunFolder, tell: Callable[[str], None]) -> None:
-    """Compile training steps where the run is long enough to repay it: found by a few steps at its beginning, and kept
-    in its folder, because compiled steps round otherwise."""
-    if not isinstance(engine, StackedEngine | RayEngine) or experiment.engine.compile != "auto":
-        return
-    if engine.why_not(experiment.method) or engine.guess(experiment.rounds) * GAIN[engine.device.type] < COMPILING:
-        return
-    kept = folder.file("engine.json")
-    if not kept.is_file():
-        ahead = engine.trial(experiment.method, server, draw_cohort(experiment, 0)) * experiment.rounds
-        cost = COMPILING * len(experiment.method.phases()) * len(set(engine.architectures))
-        pays = ahead * GAIN[engine.device.type] > 2 * cost
-        folder.write_json("engine.json", {"compiled": pays, "training_s": ahead, "compiling_s": cost})
-    found = json.loads(kept.read_text(encoding="utf-8"))
-    if not found["compiled"]:
-        return
-    lacking = no_compiler(engine.device)
-    if lacking:
-        tell(f"{lacking}: training stays uncompiled, and takes up to twice as long")
-        return
-    tell(
-        f"compiling the training step ({found['compiling_s']:.0f} s or so, once): some {found['training_s']:.0f} s of "
-        "training are ahead. engine.compile = never leaves it out"
-    )
-    engine.use(compiled=True)
-    if "compiled_training_s" not in found:
-        ahead = engine.trial(experiment.method, server, draw_cohort(experiment, 0)) * experiment.rounds
-        found |= {"compiled_training_s": ahead, "compiled": ahead < found["training_s"]}
-        folder.write_json("engine.json", found)
-        if not found["compiled"]:
-            tell("compiled it is not faster here; going on without")
-            engine.use(compiled=False)
-
-
-def no_compiler(device: torch.device) -> str | None:
-    """What is missing for compiling, in words."""
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):
-        return "there is no C++ compiler (g++ or clang++)"
-    if device.type == "cuda" and find_spec("triton") is None:
-        return "triton is not installed"
-    return None
 
 
 def held_out(experiment: Experiment) -> list[int]:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from protofed.compiling import choose
 from protofed.data.scaling import inputs
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
-from protofed.prepare import Prepared, choose, draw_cohort, prepare, threads
+from protofed.prepare import Prepared, draw_cohort, prepare, threads
 from protofed.record import Recorder, classes
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 from protofed.theory.entry import measure, why_not

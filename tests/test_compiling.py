@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from protofed import Experiment, run
-from protofed import prepare as preparing
+from protofed import Experiment, compiling, run
 from protofed.engines.stacked import StackedEngine
+from protofed.prepare import prepare
 from protofed.results import Watch
 
 SMALL = ("clients=4", "rounds=2", "partition.shots=5", "batch_size=4", "model=mlp_digits")
@@ -61,7 +61,7 @@ def test_a_resumed_run_keeps_its_choice_without_another_trial(seconds: list[floa
 def test_without_a_compiler_one_line_says_what_is_lost(
     seconds: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     notes = Notes()
     run(Experiment.load("demo", *SMALL), tmp_path / "out", watch=notes)
     assert any("no C++ compiler" in note and "twice as long" in note for note in notes.told)
@@ -75,7 +75,7 @@ def test_a_short_run_tries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_trial_tells_roughly_the_time_and_changes_nothing() -> None:
     plan = Experiment.load("demo", *SMALL)
-    engine = preparing.prepare(plan).engine
+    engine = prepare(plan).engine
     assert isinstance(engine, StackedEngine)
     server = plan.method.init_server(engine.specs()[0])
     assert 0 < engine.trial(plan.method, server, [0, 1, 2, 3]) < 60
