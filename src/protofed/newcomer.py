@@ -146,7 +146,7 @@ def measure(
     or its "validation" samples."""
     model, data = engine.model(number), engine.federation
     samples = data.global_test(data.domain(number)) if on == "global" else data.test(number, on)
-    size = engine.together(number)
+    size = engine.needs.together(number)
     if prototypes is not None:
         size = max(1, min(size, AT_ONCE // prototypes.total.numel()))
     tallies = []

@@ -88,7 +88,7 @@ class Sizes:
             by_name.setdefault(self.reference.architectures[cohort[place]], []).append(place)
         groups = []
         for name, places in by_name.items():
-            fits = self.reference.states_that_fit(cohort[places[0]])
+            fits = self.reference.needs.states_that_fit(cohort[places[0]])
             parts = min(len(places), max(self.parts, -(-len(places) // fits)))
             dealt: list[list[int]] = [[] for _ in range(parts)]
             loads = [0] * parts
@@ -108,9 +108,9 @@ class Sizes:
                 pace, each = self._pace, self._seconds(group)
                 width = max(best_width(self._steps(g), pace.step, each, pace.change) for g in groups)
                 at_once = self.parts if self._kind == "cpu" else 1
-                fits = self.reference.lanes_that_fit(group.numbers[0]) // at_once
+                fits = self.reference.needs.lanes_that_fit(group.numbers[0]) // at_once
                 if self._kind == "cpu":
-                    each_lane = self.reference.largest(group.numbers[0]) * self.federation.batch_size
+                    each_lane = self.reference.needs.largest(group.numbers[0]) * self.federation.batch_size
                     fits = min(fits, CACHE // max(1, each_lane))
                 self._widths[name] = max(1, min(width, self.chunk or width, fits))
             return self._widths[name]
@@ -133,13 +133,13 @@ class Sizes:
 
     def _seconds(self, group: Group) -> float:
         """What a lane adds to a step, roughly."""
-        return self.reference.flops(group.numbers[0]) * self.federation.batch_size / self._pace.speed
+        return self.reference.needs.flops(group.numbers[0]) * self.federation.batch_size / self._pace.speed
 
     # outside of training
 
     def at_once(self, group: Group) -> int:
         """Samples of all clients in one pass."""
-        return self.reference.together(group.numbers[0])
+        return self.reference.needs.together(group.numbers[0])
 
     def mapped(self, group: Group, sizes: Sequence[int]) -> Callable[..., Any]:
         """How a function of one client becomes one of many."""
@@ -165,4 +165,4 @@ class Sizes:
 
     def _alone(self, group: Group, sizes: Sequence[int]) -> bool:
         """Whether so many samples of one client keep the device busy by themselves."""
-        return self.reference.flops(group.numbers[0]) * sum(sizes) / max(1, len(sizes)) > BUSY[self._kind]
+        return self.reference.needs.flops(group.numbers[0]) * sum(sizes) / max(1, len(sizes)) > BUSY[self._kind]

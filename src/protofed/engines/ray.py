@@ -103,7 +103,7 @@ class RayEngine(OnReference):
     def _load(self, group: Group) -> float:
         """Roughly what a group costs."""
         samples = sum(self.federation.used(number) + 1 for number in group.numbers)
-        return samples * (1e6 + self.reference.flops(group.numbers[0]))
+        return samples * (1e6 + self.reference.needs.flops(group.numbers[0]))
 
     def _spread(
         self,

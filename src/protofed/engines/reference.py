@@ -1,6 +1,5 @@
 """The reference engine: one client after another. Slow, obvious, always right."""
 
-import contextlib
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import reduce
 from typing import Any
@@ -8,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import FlopCounterMode
 
 from protofed import local
 from protofed.data.federation import Federation, Samples
-from protofed.engines import Trained, memory, nobody
+from protofed.engines import Trained, nobody
 from protofed.engines.clock import Clock
+from protofed.engines.needs import Needs
 from protofed.engines.stacks import stack
 from protofed.engines.wire import Size, measure
 from protofed.errors import UserError
-from protofed.method import Client, Mean, Method, Params, Spec, Tree
+from protofed.method import Client, Mean, Method, Spec, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
 from protofed.models.layers import matrix_convs, plain_pools
@@ -25,10 +24,6 @@ from protofed.ops import random
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import all_finite, alone, deal, merge
 
-NEAR = 2**23  # bytes of states that a CPU holds at once in a group: more would leave its cache between two uses
-MOST = {"cpu": 1024, "cuda": 16384}  # samples in one pass outside of training: what a CPU's cache has room for, or much
-COUNTLESS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)  # of a model that needs numbers
-UNCOUNTED = 1000  # bytes that such a model makes of one of its input, roughly
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
 
 
@@ -55,11 +50,8 @@ class ReferenceEngine:
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
-        self._together: dict[str, int] = {}
-        self._largest: dict[str, int] = {}
-        self._flops: dict[str, float] = {}
-        self._lanes: dict[str, int] = {}
         self.architectures = [self._architecture(client) for client in range(federation.clients)]
+        self.needs = Needs(federation, self.architectures, self._models, self._modules, self._common)
         self._refuse_lonely_samples()
 
     def _architecture(self, client: int) -> str:
@@ -127,64 +119,6 @@ class ReferenceEngine:
                 plain_pools(module)
 
         return FunctionalModel(self.module(number), padded=True, change=change)
-
-    def largest(self, number: int) -> int:
-        """Bytes of the largest thing that a client's network makes of one sample."""
-        name = self.architectures[number]
-        if name not in self._largest:
-            x = self.federation.train(number).x[:1]
-            x = x if len(x) else self.federation.blank(number, 1)
-            self._largest[name] = 0
-            with torch.no_grad(), contextlib.suppress(*COUNTLESS):
-                _, self._largest[name] = memory.counted(self._models[name], Client(*state(self._modules[name])), x)
-        return self._largest[name]
-
-    def together(self, number: int) -> int:
-        """Samples that pass a client's network at once outside of training: as many as there is memory for."""
-        name, device = self.architectures[number], self.federation.device
-        if name not in self._together:
-            remedy = "Use a smaller model or smaller inputs."
-            fits = memory.fitting(3 * self.largest(number), device, f"one sample in {name}", remedy)
-            self._together[name] = max(1, min(fits // 2, MOST[device.type]))
-        return self._together[name]
-
-    def lanes_that_fit(self, number: int) -> int:
-        """How many clients of this network can train at once: by all that a step of one makes, kept or not."""
-        name = self.architectures[number]
-        if name not in self._lanes:
-            model, spec = self._models[name], self._common[name]
-            x = self.federation.blank(number, self.federation.batch_size)
-
-            def step(params: Params, x: Tensor) -> Tensor:
-                logits: Tensor = model.training(spec.buffers, key)(Client(params, spec.buffers), x)[1]
-                return logits.square().sum()
-
-            key, *inputs = memory.on_meta((random.key(0), spec.params, x))
-            spec = spec._replace(buffers=memory.on_meta(spec.buffers))
-            try:
-                made, _ = memory.counted(torch.func.grad(step), *inputs)
-            except COUNTLESS:
-                made = UNCOUNTED * self.federation.batch_size * memory.size(x[:1])
-            each, remedy = made + 4 * memory.size(spec.params), "Use a smaller model or batch_size."
-            self._lanes[name] = memory.fitting(each, self.federation.device, f"training one client of {name}", remedy)
-        return self._lanes[name]
-
-    def states_that_fit(self, number: int) -> int:
-        """How many clients' states of this network can be held at once, beside all else."""
-        each, device = memory.size(self._common[self.architectures[number]].params), self.federation.device
-        room = int(memory.whole(device) * memory.SHARE) // 4
-        return max(1, (min(room, NEAR) if device.type == "cpu" else room) // each)
-
-    def flops(self, number: int) -> float:
-        """Operations of a training step of a client per sample, roughly: three times those of a forward pass."""
-        name = self.architectures[number]
-        if name not in self._flops:
-            x = self.federation.blank(number, 1)
-            client = Client(*state(self._modules[name]))
-            with torch.no_grad(), contextlib.suppress(*COUNTLESS), FlopCounterMode(display=False) as counter:
-                self._models[name](*memory.on_meta((client, x)))
-            self._flops[name] = 3.0 * max(counter.get_total_flops(), memory.size(client.params) / 4)
-        return self._flops[name]
 
     def rounding(self) -> torch.autocast:
         """Within it training computes in the chosen precision; parameters and what is summed stay in fp32."""
@@ -294,7 +228,7 @@ class ReferenceEngine:
     def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
         model, client = self.model(number), self.client(method, number)
         samples, mine = self._part(number, part)
-        chunks = mine[rows.to(mine.device)].split(self.together(number))
+        chunks = mine[rows.to(mine.device)].split(self.needs.together(number))
         return torch.cat([method.embed(model, client, samples.x[some]) for some in chunks])
 
     def _part(self, number: int, part: str) -> tuple[Samples, Tensor]:
@@ -342,7 +276,7 @@ class ReferenceEngine:
     def _count(
         self, method: Method, number: int, client: Client, samples: Samples, down: Tree, own: Tensor, confusion: str
     ) -> Tally:
-        model, together = self.model(number), self.together(number)
+        model, together = self.model(number), self.needs.together(number)
         parts = [
             tally(method.predict(model, client, x, down), y, own, confusion=confusion)
             for x, y in zip(samples.x.split(together), samples.y.split(together), strict=True)

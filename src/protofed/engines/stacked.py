@@ -213,7 +213,7 @@ class StackedEngine(OnReference):
             return self.reference.global_tally(method, server, confusion) if not share.start else None
         down = deal(method.broadcast(server, self.members.ids([0])), 0)
         own = torch.ones(self.federation.classes, dtype=torch.bool)
-        shape, wide = self.federation.shape(0), self.reference.together(0)
+        shape, wide = self.federation.shape(0), self.reference.needs.together(0)
         tests = [self.federation.global_test(d) for d, s in enumerate(self.federation.shapes) if s == shape]
         parts = [part for x, y in tests for part in zip(x.split(wide), y.split(wide), strict=True)][share]
 

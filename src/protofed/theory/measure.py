@@ -56,7 +56,7 @@ class ClientRound:
         self.began = method.receive(self.model, engine.client(method, number), self.data, down)
         self.key = random.key(engine.seed, "theory", round, number).to(engine.federation.device)
         size = engine.federation.batch_size
-        fitting = engine.lanes_that_fit(number) * size // 4  # products with a Hessian keep more than a training step
+        fitting = engine.needs.lanes_that_fit(number) * size // 4  # products with a Hessian keep more
         many = max(1, min(SAMPLES, fitting) // size)
         self.batches = list(islice(self._epoch(0), many))
         self.whole = Batch(*map(torch.cat, zip(*self.batches, strict=True)))
