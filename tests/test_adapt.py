@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from protofed import UserError
 from protofed.method import Client
-from protofed.models.adapt import Adapt, WithHead, adapt
+from protofed.models.adapt import Adapt, adapt
+from protofed.models.adapted import WithHead
 from protofed.models.attention import open_attention
 from protofed.models.functional import FunctionalModel, state
 from protofed.models.own import call, handed, plain, same

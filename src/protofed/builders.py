@@ -14,7 +14,7 @@ from protofed.data.split import Split
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.frozen import embedded
-from protofed.models.adapt import Adapted
+from protofed.models.adapted import Adapted
 from protofed.models.functional import fresh
 from protofed.models.own import Handed
 from protofed.ops import random

@@ -17,7 +17,7 @@ from protofed.experiment import Experiment
 from protofed.export import check_out, export, of_prepared
 from protofed.folder import RunFolder
 from protofed.method import Client
-from protofed.models.adapt import Adapted
+from protofed.models.adapted import Adapted
 from protofed.models.own import plain
 from protofed.ops.trees import deal
 from protofed.prepare import Prepared, held_out

@@ -14,7 +14,7 @@ from protofed.errors import UserError
 from protofed.export.graph import Subject
 from protofed.joining import Joining
 from protofed.method import Mean, Method, Tree
-from protofed.models.adapt import Adapted
+from protofed.models.adapted import Adapted
 from protofed.models.own import plain
 from protofed.newcomer import CHOOSE, fine_tune, pulled, welcome
 from protofed.ops.trees import deal

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -12,9 +12,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from protofed.errors import UserError
 from protofed.importing import told
-from protofed.method import Params
+from protofed.models.adapted import Adapted, Body, Origin, Stop, reach, replace_layer
 from protofed.models.keyed import draws
-from protofed.models.look import alike, candidates, find_head, judging, pooled, tensor_of, tensors_of, watch
+from protofed.models.look import alike, candidates, find_head, judging, tensor_of, tensors_of, watch
 
 NEW = "linear"  # as `head`: a new linear layer
 
@@ -35,125 +35,6 @@ class Adapt:
     `requires_grad` says."""
 
 
-class _Reached(BaseException):
-    """The classifying layer was reached, with this input; no handler of the user's forward should catch it."""
-
-    def __init__(self, z: Any) -> None:
-        super().__init__()
-        self.z = z
-
-
-class Stop(nn.Module):
-    """Stands where the classifying layer was."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise _Reached(next(iter((*args, *kwargs.values())), None))
-
-
-def _reach(layer: nn.Module, args: Any, made: Any) -> None:
-    """A hook: this layer's output is wanted, and nothing that comes after it."""
-    raise _Reached(made)
-
-
-class Body(nn.Module):
-    """Inputs -> embeddings (B, dim), by the user's own forward."""
-
-    def __init__(self, net: nn.Module, embedding: Any, project: nn.Module | None, cast: bool) -> None:
-        super().__init__()
-        self.net, self.embedding, self.cast = net, embedding, cast
-        self.project = project
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.float() if self.cast else x
-        try:
-            made = self.embedding(self.net, x) if callable(self.embedding) else self.net(x)
-        except _Reached as reached:
-            made = reached.z
-        z = pooled(tensor_of(made), "the embedding")
-        return z if self.project is None else self.project(z)
-
-
-class Adapted(nn.Module):
-    """A body, a head and the width between them, made of a module of the user's own."""
-
-    def __init__(self, body: Any, head: nn.Module, dim: int, origin: "Origin", frozen: bool) -> None:
-        super().__init__()
-        self.body, self.head = body, head
-        self.dim, self.origin, self.frozen = dim, origin, frozen
-        self.draws_itself = False  # whether its forward draws random numbers beside its dropout layers
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (B, dim) and logits (B, classes)."""
-        z = self.body(x)
-        return z, self.head(z)
-
-    def encoder(self) -> nn.Module:
-        """The body without a projection, on its own: inputs -> embeddings."""
-        return Body(self.body.net, self.body.embedding, None, self.body.cast).eval()
-
-    def without_body(self) -> "Adapted":
-        """The same for inputs that are the frozen body's embeddings already."""
-        body = nn.Identity() if self.body.project is None else self.body.project
-        return Adapted(body, self.head, self.dim, self.origin.behind_embeddings(), False)
-
-
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """The user's module as it was handed in, and where in it a client's tensors belong."""
-
-    net: nn.Module
-    places: tuple[tuple[str, str], ...]  # prefix of a client's tensors -> prefix of the module's
-    added: nn.Module | None = None  # what stands in place of the classifying layer, or behind all
-    head: str = ""  # where that is; empty: behind all
-    embedding: Any = ""
-    told: str = field(default="")
-
-    def __deepcopy__(self, memo: Any) -> "Origin":
-        return self
-
-    def behind_embeddings(self) -> "Origin":
-        places = tuple(
-            (p.replace("body.project.", "body.") if p.startswith("body.") else p, to)
-            for p, to in self.places
-            if p != "body.net."
-        )
-        return Origin(self.net, places, self.added, self.head, self.embedding, self.told)
-
-    def plain(self, params: Params, buffers: Params) -> nn.Module:
-        """A copy of the module with these tensors, in its own class; with a new head it lies where the old one was."""
-        module = copy.deepcopy(self.net).eval()
-        if self.added is not None and self.head:
-            replace_layer(module, self.head, copy.deepcopy(self.added))
-        elif self.added is not None:
-            module = WithHead(module, copy.deepcopy(self.added), self.embedding)
-        mine: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-        mine |= dict(module.named_buffers(remove_duplicate=False))
-        for name, value in (params | buffers).items():
-            prefix, to = next(((p, to) for p, to in self.places if name.startswith(p)), (None, ""))
-            if prefix is not None:
-                mine[to + name.removeprefix(prefix)].data.copy_(value)
-        return module.eval()
-
-
-class WithHead(nn.Module):
-    """An encoder without a classifier of its own, and a new one behind it: inputs -> logits."""
-
-    def __init__(self, encoder: nn.Module, head: nn.Module, embedding: Any = "") -> None:
-        super().__init__()
-        self.encoder, self.head, self.embedding = encoder, head, embedding
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        named = isinstance(self.embedding, str) and self.embedding
-        hook = self.encoder.get_submodule(self.embedding).register_forward_hook(_reach) if named else None
-        try:
-            logits: Tensor = self.head(Body(self.encoder, self.embedding, None, False)(x))
-        finally:
-            if hook is not None:
-                hook.remove()
-        return logits
-
-
 def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: str) -> nn.Module:
     """A module with .body, .head and .dim that computes what the given one does; it is copied, never changed."""
     net = _copied(module, label)
@@ -168,7 +49,7 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
         replace_layer(net, head, Stop())
     embedding = how.embedding
     if isinstance(embedding, str) and embedding:
-        _layer(net, embedding, seen, "embedding", label).register_forward_hook(_reach)
+        _layer(net, embedding, seen, "embedding", label).register_forward_hook(reach)
     body = Body(net, embedding, None, cast)
     with judging(body):
         try:
@@ -353,9 +234,3 @@ def _refuse_tied(net: nn.Module, head: str, label: str) -> None:
                 f"{label}: {name} and {other} are one tensor (tied), but {head} is trained and shared apart from the "
                 f"rest. Give {head} weights of its own."
             )
-
-
-def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put another layer there."""
-    parent, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(parent), leaf, layer)

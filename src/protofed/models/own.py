@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from protofed.errors import UserError, nearest
 from protofed.importing import MEMORY, imported, path_of, told
-from protofed.models.adapt import Adapt, Adapted, adapt
+from protofed.models.adapt import Adapt, adapt
+from protofed.models.adapted import Adapted
 from protofed.models.functional import fresh
 from protofed.models.mlp import Net
 
