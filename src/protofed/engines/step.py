@@ -150,7 +150,7 @@ class Replay:
     returns, is where others make theirs (`room`), so that a result is to be taken before another is replayed.
     """
 
-    def __init__(self, work: Callable[..., Tree], inputs: Sequence[Tree], room: "Room") -> None:
+    def __init__(self, work: Callable[..., Tree], inputs: Sequence[Tree], room: Room) -> None:
         room.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(room.stream):
             self.inputs = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tuple(inputs))
