@@ -72,16 +72,12 @@ def _group_limit() -> tuple[int | None, int]:
     return (None if limit == "max" else int(limit)), used - int(numbers.get("inactive_file", 0))  # files can go
 
 
-def part(device: torch.device) -> float:
-    """How much of a GPU's memory this process may take: less than 1 where others are on it."""
-    number = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.get_per_process_memory_fraction(number)
-
-
 def whole(device: torch.device) -> int:
     """Bytes that there are: by this, which does not change, is chosen how many clients are trained at once."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory * part(device))
+        number = torch.cuda.current_device() if device.index is None else device.index
+        part = torch.cuda.get_per_process_memory_fraction(number)  # less than 1 where others are on it
+        return int(torch.cuda.get_device_properties(device).total_memory * part)
     limit, _ = _group_limit()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages if limit is None else min(pages, limit)
