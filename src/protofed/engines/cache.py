@@ -12,9 +12,10 @@ from protofed.engines import memory
 from protofed.engines.groups import Work
 from protofed.engines.members import Members
 from protofed.engines.stacks import cloned
-from protofed.engines.step import Carried, Replay, Room, Traced, lanes_step, now_of
+from protofed.engines.step import Carried, Traced, lanes_step, now_of
 from protofed.engines.wire import signature
 from protofed.method import Phase, Tree
+from protofed.ops.replay import Replay, Room
 
 OFTEN = {"cpu": 2, "cuda": 1}  # times that a kind of step comes as it is, before it is traced or captured
 KEPT = 64  # traced and captured steps

@@ -17,9 +17,10 @@ from protofed.engines.cache import Steps
 from protofed.engines.groups import Group, Sizes, Work
 from protofed.engines.members import Members
 from protofed.engines.stacks import along, cloned, put
-from protofed.engines.step import Carried, Now, Replay, Traced, now_of
+from protofed.engines.step import Carried, Now, Traced, now_of
 from protofed.method import Client, Mean, Phase, Tree
 from protofed.ops import optim, random
+from protofed.ops.replay import Replay
 from protofed.ops.trees import under
 
 TRIED = 5  # steps from which the seconds of a round are told

@@ -14,6 +14,7 @@ from torch.func import grad
 from protofed.errors import UserError
 from protofed.method import Batch, Mean, Params, Spec
 from protofed.ops import random
+from protofed.ops.replay import captured
 from protofed.ops.trees import under
 
 
@@ -103,10 +104,15 @@ def retrain(features: Tensor, bias: bool, epochs: int, batch_size: int, lr: floa
     onehot = torch.eye(classes, dtype=z.dtype, device=z.device).repeat_interleave(n, 0)
     start = random.uniform(key, classes * z.shape[1]).to(z.dtype).reshape(classes, -1)
     head = (2 * start - 1) / dim**0.5  # as torch initialises a linear layer
-    for epoch in range(epochs):
-        order = random.permutation(random.fold(key, epoch), len(z))
-        shuffled = zip(z[order].split(batch_size or len(z)), onehot[order].split(batch_size or len(z)), strict=True)
-        for x, y in shuffled:
+
+    def one(head: Tensor, z: Tensor, onehot: Tensor) -> Tensor:
+        for x, y in zip(z.split(batch_size or len(z)), onehot.split(batch_size or len(z)), strict=True):
             error = (x @ head.T).softmax(1) - y
             head = torch.addmm(head, error.T, x, alpha=-lr / len(x))
+        return head
+
+    epoch = captured(one, head, z, onehot) if epochs else one
+    for number in range(epochs):
+        order = random.permutation(random.fold(key, number), len(z))
+        head = epoch(head, z[order], onehot[order])
     return {"weight": head[:, :dim]} | ({"bias": head[:, dim]} if bias else {})
