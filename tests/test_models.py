@@ -326,7 +326,7 @@ def test_a_convolution_as_a_product_is_the_same(
     """Values and all gradients, of stacked clients."""
     monkeypatch.setattr(layers, "LONG", long)
     conv = nn.Conv2d(3, 4, kernel, stride, padding)
-    product = layers.MatrixConv(conv)
+    product = layers.MatrixConv(conv, always=True)
     g = torch.Generator().manual_seed(0)
     params = {n: torch.randn(2, *p.shape, generator=g) for n, p in conv.named_parameters()}
     x = torch.randn(2, 5, 3, 12, 11, generator=g)
@@ -341,17 +341,25 @@ def test_a_convolution_as_a_product_is_the_same(
     torch.testing.assert_close(loss(product), loss(conv), rtol=1e-4, atol=1e-4)
 
 
-def test_which_convolutions_become_products() -> None:
-    def changed(conv: nn.Conv2d, rounded: bool) -> bool:
-        net = nn.Sequential(conv)
-        layers.matrix_convs(net, rounded)
-        return isinstance(net[0], layers.MatrixConv)
+def test_which_convolutions_become_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+    product = layers._Conv.apply
+    monkeypatch.setattr(layers._Conv, "apply", lambda *inputs: (made.append(inputs), product(*inputs))[1])
 
-    assert changed(nn.Conv2d(3, 64, 5), rounded=True)
-    assert changed(nn.Conv2d(32, 64, 3), rounded=False)
-    assert not changed(nn.Conv2d(32, 64, 3), rounded=True)
+    def changed(conv: nn.Conv2d, rounded: bool, images: int) -> bool:
+        made.clear()
+        net, x = nn.Sequential(conv), torch.randn(images, conv.in_channels, 32, 32)
+        before = net(x)
+        layers.matrix_convs(net, rounded)
+        torch.testing.assert_close(net(x), before, rtol=1e-4, atol=1e-4)
+        return bool(made)
+
+    assert changed(nn.Conv2d(3, 64, 5), rounded=True, images=64)
+    assert changed(nn.Conv2d(32, 64, 3), rounded=False, images=64)
+    assert not changed(nn.Conv2d(32, 64, 3), rounded=True, images=64)
+    assert changed(nn.Conv2d(32, 64, 3), rounded=True, images=2)
     for odd in ({"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}):
-        assert not changed(nn.Conv2d(3, 3, 3, **odd), rounded=False)  # type: ignore[arg-type]
+        assert not changed(nn.Conv2d(3, 3, 3, **odd), rounded=False, images=2)  # type: ignore[arg-type]
 
 
 def test_pools_in_whole_tensors_are_the_same() -> None:

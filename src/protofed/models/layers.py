@@ -1,5 +1,6 @@
 """Layers whose randomness, or whose padding, is an argument."""
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from protofed.ops import random
 
 Pair = tuple[int, int]
 LONG = 8192  # terms of a sum
+SMALL = 1e8  # products of one client below which libraries run stacked convolutions slowly in any precision
 
 
 class KeyedDropout(nn.Module):
@@ -95,28 +97,34 @@ class _Conv(torch.autograd.Function):
 class MatrixConv(nn.Module):
     """nn.Conv2d as one matrix product: on a GPU libraries run the convolutions of stacked clients one by one."""
 
-    def __init__(self, conv: nn.Conv2d) -> None:
+    def __init__(self, conv: nn.Conv2d, always: bool) -> None:
+        """always: also where each client has much to do."""
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
         self.how = _pair(conv.stride), _pair(conv.padding)
+        self.limit = math.inf if always else SMALL
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Conv.apply(x, self.weight, *self.how)[0]
+        (stride, padding), kernel = self.how, self.weight.shape[2:]
+        sides = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], padding, kernel, stride, strict=True)]
+        if len(x) * math.prod(sides) * self.weight.numel() >= self.limit:
+            return nn.functional.conv2d(x, self.weight, self.bias, stride, padding)
+        out: Tensor = _Conv.apply(x, self.weight, stride, padding)[0]
         return out if self.bias is None else out + self.bias[:, None, None]
 
 
 def matrix_convs(module: nn.Module, rounded: bool) -> None:
-    """Replace convolutions below a module, in place, where a matrix product is faster for stacked clients: with few
-    input channels always, in full precision (not rounded to tf32 or bf16) nearly always."""
+    """Replace convolutions below a module, in place, that a matrix product may do faster for stacked clients: those of
+    few input channels, in full precision (not rounded to tf32 or bf16) nearly all, otherwise those that are small."""
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if type(child) is not nn.Conv2d or child.groups > 1 or child.padding_mode != "zeros":
             continue
         if isinstance(child.padding, str) or _pair(child.dilation) != (1, 1):
             continue
         fan_in = child.weight[0].numel()
-        if child.in_channels < 16 or (not rounded and (fan_in <= 1000 or max(_pair(child.kernel_size)) < 5)):
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, MatrixConv(child))
+        always = child.in_channels < 16 or (not rounded and (fan_in <= 1000 or max(_pair(child.kernel_size)) < 5))
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, MatrixConv(child, always))
 
 
 def plain_pools(module: nn.Module) -> None:
