@@ -376,7 +376,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path) -> None:
     with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
         while True:
             file.write(b"0" * 4096)
-    with pytest.raises(UserError, match=r"no space is left.*--resume"):
+    with pytest.raises(UserError, match=r"no space is left.*resume=True"):
         run(plan, out, resume=True, checkpoint_seconds=0)
     filler.unlink()
     for picture in out.glob("*.png"):

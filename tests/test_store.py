@@ -500,7 +500,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(UserError, match=r"no space is left.*--resume"):
+    with pytest.raises(UserError, match=r"no space is left.*resume=True"):
         run(plan, "out", checkpoint_seconds=0, client_bytes=TINY)
     state, remarks = RunFolder(Path("out")).restore()
     assert state is not None
@@ -521,7 +521,7 @@ def test_checkpoints_of_an_older_protofed_are_refused_in_one_line() -> None:
     toml = Path("out/experiment.toml")
     toml.write_text("".join(line for line in toml.read_text().splitlines(keepends=True) if "pm_clients" not in line))
     before = {path: path.read_bytes() for path in Path("out/checkpoints").rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"written by an older protofed.*Start anew with another --out"):
+    with pytest.raises(UserError, match=r"written by an older protofed.*Start anew with another out="):
         run(plan, "out", resume=True)
     assert before == {path: path.read_bytes() for path in Path("out/checkpoints").rglob("*") if path.is_file()}
 

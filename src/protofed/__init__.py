@@ -8,10 +8,12 @@ from protofed.joining import join as _join
 from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
-from protofed.run import Result, run
+from protofed.run import Result
+from protofed.run import run as _run
 from protofed.version import VERSION as __version__
 
 join = in_python(_join)
+run = in_python(_run)
 
 __all__ = [
     "METHODS",

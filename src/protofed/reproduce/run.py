@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -178,9 +179,10 @@ def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
                 other = partial(_sibling, done, one)
                 values[seeds.index(int(one.cell.labels["seed"]))] = value(column.metric, one, other, views)
     spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
-    machine = _machine(RunFolder(done[0].result.folder)) if done else ""
+    machines = Counter(_machine(RunFolder(one.result.folder)) for one in done)
+    by = " and ".join(name for name, _ in machines.most_common())
     missing = len({cell.hash for cell in plan.cells}) - len(spent)
-    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, missing, sum(spent.values()), machine)
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, missing, sum(spent.values()), by)
 
 
 def _columns(plan: Plan) -> list[Column]:
