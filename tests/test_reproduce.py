@@ -287,6 +287,10 @@ def test_table_mnist_quick_without_any_data(
     _main(monkeypatch, "fedproto/table-mnist", "--quick", "--out", "out")
     assert "all 6 cells are finished" in capsys.readouterr().out
     assert Measured.load(folder / "result.json") == measured
+    elsewhere = next(Path("out/runs").glob("*/environment.json"))
+    elsewhere.write_text(json.dumps(json.loads(elsewhere.read_text()) | {"device": "NVIDIA H200"}))
+    _main(monkeypatch, "fedproto/table-mnist", "--quick", "--out", "out")
+    assert re.search(r"on \d+ CPU cores and NVIDIA H200\.", capsys.readouterr().out)
 
 
 def test_a_killed_one_goes_on() -> None:
