@@ -1,4 +1,5 @@
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,8 @@ def test_a_convolution_as_a_product_is_the_same(
         return torch.func.vmap(torch.func.grad(one, argnums=(0, 1), has_aux=True))(params, x)
 
     torch.testing.assert_close(loss(product), loss(conv), rtol=1e-4, atol=1e-4)
+    x = x[:, :0]  # no images
+    torch.testing.assert_close(loss(product), loss(conv))
 
 
 def test_which_convolutions_become_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +363,19 @@ def test_which_convolutions_become_products(monkeypatch: pytest.MonkeyPatch) -> 
     assert changed(nn.Conv2d(32, 64, 3), rounded=True, images=2)
     for odd in ({"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}):
         assert not changed(nn.Conv2d(3, 3, 3, **odd), rounded=False, images=2)  # type: ignore[arg-type]
+
+
+def test_a_mean_over_images_is_the_same_and_known_to_vmap() -> None:
+    x = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((1, 1)), nn.AdaptiveAvgPool2d(2))
+    right = torch.stack([net[1](one) for one in x])
+    layers.plain_means(net)
+    assert [isinstance(m, layers.Mean2d) for m in net] == [True, True, False]
+    last = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    for images in (x, last):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.testing.assert_close(torch.func.vmap(net[1])(images), right, rtol=0, atol=1e-7)
 
 
 def test_pools_in_whole_tensors_are_the_same() -> None:

@@ -19,7 +19,7 @@ from protofed.errors import UserError
 from protofed.method import Client, Mean, Method, Spec, Tree
 from protofed.metrics import Tally, add, tally
 from protofed.models.functional import FunctionalModel, fresh, state
-from protofed.models.layers import matrix_convs, plain_pools
+from protofed.models.layers import matrix_convs, plain_means, plain_pools
 from protofed.ops import random
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import all_finite, alone, deal, merge
@@ -113,6 +113,7 @@ class ReferenceEngine:
         """A client's network once more, for batches that may be padded, of layers that are fast for stacked clients."""
 
         def change(module: nn.Module) -> None:
+            plain_means(module)
             if self.federation.device.type == "cuda":
                 matrix_convs(module, rounded=self.precision != "fp32")
             if compiled or (self.federation.device.type == "cpu" and not module.training):

@@ -56,6 +56,13 @@ class Pool2x2(nn.Module):
         return torch.maximum(rows[..., 0::2], rows[..., 1::2])
 
 
+class Mean2d(nn.Module):
+    """nn.AdaptiveAvgPool2d(1) in words that vmap knows; to the last digit the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((-2, -1), keepdim=True)
+
+
 class _Conv(torch.autograd.Function):
     """A convolution of images (B, C, H, W) as a product with what each output looks at (C * k * k, B * outputs)."""
 
@@ -66,9 +73,9 @@ class _Conv(torch.autograd.Function):
         (high, wide), (down, right), (above, beside) = weight.shape[2:], stride, padding
         x = nn.functional.pad(x, (beside, beside, above, above)) if above or beside else x
         windows = x.unfold(2, high, down).unfold(3, wide, right)  # (B, C, h, w, k, k)
-        columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * high * wide, -1)
+        columns = windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
         sides = windows.shape[2:4]
-        return (weight.flatten(1) @ columns).reshape(-1, len(x), *sides).transpose(0, 1).contiguous(), columns
+        return (weight.flatten(1) @ columns).reshape(len(weight), len(x), *sides).transpose(0, 1).contiguous(), columns
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pair, Pair], output: tuple[Tensor, Tensor]) -> None:
@@ -83,13 +90,13 @@ class _Conv(torch.autograd.Function):
         many, outputs = len(grad), grad.shape[2] * grad.shape[3]
         flat = grad.transpose(0, 1).flatten(1)
         if many * outputs > LONG:  # image by image, because one long sum of products keeps few processors busy
-            images = columns.reshape(-1, many, outputs).permute(1, 2, 0)
+            images = columns.reshape(len(columns), many, outputs).permute(1, 2, 0)
             to_weight = (grad.flatten(2) @ images).sum(0)
         else:
             to_weight = flat @ columns.T
         to_x = None
         if ctx.needs_input_grad[0]:
-            back = (weight.flatten(1).T @ flat).reshape(-1, many, outputs).transpose(0, 1)
+            back = (weight.flatten(1).T @ flat).reshape(len(columns), many, outputs).transpose(0, 1)
             to_x = nn.functional.fold(back, ctx.size, weight.shape[2:], padding=padding, stride=stride)
         return to_x, to_weight.reshape(weight.shape), None, None
 
@@ -135,6 +142,14 @@ def plain_pools(module: nn.Module) -> None:
             if plain == [(2, 2), (2, 2), (0, 0), (1, 1)] and not child.ceil_mode and not child.return_indices:
                 parent, _, leaf = name.rpartition(".")
                 setattr(module.get_submodule(parent), leaf, Pool2x2())
+
+
+def plain_means(module: nn.Module) -> None:
+    """Replace every mean over whole images below a module, in place."""
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(child, nn.AdaptiveAvgPool2d) and _pair(child.output_size) == (1, 1):
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, Mean2d())
 
 
 def _pair(size: Any) -> Pair:
