@@ -290,7 +290,7 @@ def test_table_mnist_quick_without_any_data(
     elsewhere = next(Path("out/runs").glob("*/environment.json"))
     elsewhere.write_text(json.dumps(json.loads(elsewhere.read_text()) | {"device": "NVIDIA H200"}))
     _main(monkeypatch, "fedproto/table-mnist", "--quick", "--out", "out")
-    assert re.search(r"on \d+ CPU cores and NVIDIA H200\.", capsys.readouterr().out)
+    assert re.search(r"on \d+ CPU cores, NVIDIA H200\.", capsys.readouterr().out)
 
 
 def test_a_killed_one_goes_on() -> None:

@@ -123,6 +123,7 @@ def takes(entry: Entry, measured: Measured | None) -> str:
         f"{runs} runs, about {render.duration(seconds)} on an H200 (estimated)" if runs else "a minute or two on a CPU"
     )
     if measured and measured.rows:
-        to_go = f" in part, {measured.missing} to go" if measured.missing else ""
+        where = f" on {measured.machine}" if measured.machine else ""
+        to_go = f" in part{where}, {measured.missing} to go" if measured.missing else where
         return f"measured{to_go}; all of it {guess}"
     return f"not measured; {guess}"

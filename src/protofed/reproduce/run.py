@@ -180,7 +180,7 @@ def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
                 values[seeds.index(int(one.cell.labels["seed"]))] = value(column.metric, one, other, views)
     spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
     machines = Counter(_machine(RunFolder(one.result.folder)) for one in done)
-    by = " and ".join(name for name, _ in machines.most_common())
+    by = ", ".join(name for name, _ in machines.most_common())
     missing = len({cell.hash for cell in plan.cells}) - len(spent)
     return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, missing, sum(spent.values()), by)
 
