@@ -65,6 +65,24 @@ def test_cells_are_methods_x_experiments_x_seeds_x_parameters() -> None:
     assert re.fullmatch(r"demo-strong-optimizer.lr0.1-method.sourceinloop-seed-1-[0-9a-f]{12}", strong.folder)
 
 
+def test_tables_and_lists_are_values_too() -> None:
+    deals = [{"name": "dirichlet", "alpha": 0.1}, {"name": "dirichlet", "alpha": 5.0}]
+    plan = sweep(parameters={"partition": deals, "model.name": [["mlp_digits", "cnn_digits_8"], ["cnn_digits_8"]]})
+    cells = plan.cells()
+    assert [cell.experiment.partition.alpha for cell in cells[:4]] == [0.1, 0.1, 5.0, 5.0]  # type: ignore[attr-defined]
+    assert len(set(hashes(plan))) == len(cells)
+    assert not any("\n" in cell.name for cell in cells)
+    assert cells[0].labels["model.name"] == '["mlp_digits", "cnn_digits_8"]'
+
+
+def test_a_sweep_never_writes_over_its_own_file() -> None:
+    Path("sweep.toml").write_text('# mine\nexperiment = "demo"\nmethods.local = []\n')
+    plan = Sweep.load("sweep.toml", *TINY)
+    run_sweep(plan, ".", jobs=1)
+    assert Path("sweep.toml").read_text().startswith("# mine")
+    assert Path("cells.json").is_file()
+
+
 def test_a_hash_is_of_the_experiment_not_of_its_names() -> None:
     (plain,) = hashes(sweep(methods={"fedproto": []}))
     renamed = sweep(methods={"mine": ["method=fedproto"]}, changes=[*TINY[1:], "rounds=2"])

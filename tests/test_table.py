@@ -222,6 +222,72 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
         collect("nowhere")
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("summary.json", '{"seed": null}', "seed is None"),
+        ("rounds.jsonl", "null\n", "a line is no round"),
+        ("rounds.jsonl", '{"loss": 1}\n', "a line is no round"),
+        ("experiment.toml", b"\xff", "cannot be read"),
+        ("summary.json", "[1]", "is damaged"),
+    ],
+)
+def test_one_damaged_run_ends_no_table(file: str, content: str | bytes, why: str) -> None:
+    runs = rows({"local": [0.5], "fedproto": [0.6]})
+    bad = runs / "fedproto-0" / file
+    if file == "summary.json" and content != "[1]":
+        content = json.dumps(json.loads(bad.read_text()) | json.loads(content))
+    bad.write_bytes(content if isinstance(content, bytes) else content.encode())
+    table = tabulate(collect(runs))
+    assert [row.label for row in table.rows] == ["local"]
+    assert why in table.notes[-1]
+
+
+def test_an_empty_partition_and_a_short_method_are_read() -> None:
+    runs = rows({"local": [0.5], "fedproto": [0.6]})
+    (runs / "local-0" / "partition.npz").write_bytes(b"")
+    toml = runs / "fedproto-0" / "experiment.toml"
+    toml.write_text('method = "fedproto"\n')
+    assert [row.label for row in tabulate(collect(runs)).rows] == ["fedproto", "local"]
+
+
+def test_sweeps_of_other_settings_are_not_averaged() -> None:
+    for name, rounds, seeds in (("a", 1, (0, 1)), ("b", 8, (2, 3))):
+        cells = []
+        for seed in seeds:
+            folder(f"mix/{name}/{seed}", 0.1 * rounds, "method=local", f"rounds={rounds}", f"seed={seed}")
+            labels = {"experiment": "demo", "method": "local", "seed": str(seed)}
+            cells.append({"folder": str(seed), "hash": "", "labels": labels})
+        Path(f"mix/{name}/cells.json").write_text(json.dumps(cells))
+    table = tabulate(collect("mix"), "accuracy")
+    assert table.rows[0].entries["demo", "accuracy"].values == {0: 0.1, 1: 0.1}
+    assert [note for note in table.notes if "left out" in note] == [
+        f"left out: mix/b/{seed}: other settings than mix/a/0: rounds 1 -> 8" for seed in (2, 3)
+    ]
+
+
+def test_what_is_no_number_is_not_ranked_and_what_reads_alike_is_marked_alike() -> None:
+    runs = rows({"local": [0.2628], "fedproto": [0.5], "fedavg": [0.2934]})
+    summary = runs / "fedproto-0" / "summary.json"
+    summary.write_text(summary.read_text().replace("0.5", "NaN", 1))
+    known = [row for row in tabulate(collect(runs), "accuracy").rows if row.entries]
+    assert {row.label: row.entries["", "accuracy"].rank for row in known} == {"fedavg": 1, "local": 0}
+    runs = rows({"local": [0.39375], "fedproto": [0.3937], "fedavg": [0.3938]}, "ties")
+    table = tabulate(collect(runs), "accuracy")
+    marked = {f"{100 * row.entries['', 'accuracy'].mean:.2f}": row.entries["", "accuracy"].rank for row in table.rows}
+    shown = [f"{100 * row.entries['', 'accuracy'].mean:.2f}" for row in table.rows]
+    assert all(marked[text] == row.entries["", "accuracy"].rank for text, row in zip(shown, table.rows, strict=True))
+    assert Column.parse("held_out_steps").metric.unit == ""
+
+
+def test_a_baseline_of_several_rows_is_refused() -> None:
+    for lam in (1, 4):
+        folder(f"runs/{lam}", 0.5, "method=fedproto", f"method.lam={lam}")
+    folder("runs/local", 0.4, "method=local")
+    with pytest.raises(UserError, match=r"is several rows\. Name one of 'fedproto, lam=1.0', 'fedproto, lam=4.0'"):
+        tabulate(collect("runs"), baseline="fedproto")
+
+
 def test_only_the_cells_of_a_sweep_are_shown_unless_all_are_asked_for() -> None:
     labels = {"experiment": "demo", "method": "mine", "seed": "0"}
     folder("runs/one-abc", 0.5)

@@ -87,7 +87,7 @@ class RunFolder:
     def experiment_dict(self) -> dict[str, Any]:
         try:
             return tomllib.loads(self.file("experiment.toml").read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UserError(f"{self.file('experiment.toml')} cannot be read: {error}.") from None
 
     @contextlib.contextmanager
@@ -130,8 +130,11 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         try:
             summary: dict[str, Any] = json.loads(self.file("summary.json").read_text(encoding="utf-8"))
+            if not isinstance(summary, dict):
+                raise ValueError("it is no table")
         except ValueError as error:
-            raise UserError(f"{self.file('summary.json')} is damaged ({error}). Remove it and --resume.") from None
+            remedy = "Remove it, and go on: the same sweep again, or run with --resume"
+            raise UserError(f"{self.file('summary.json')} is damaged ({error}). {remedy}.") from None
         return summary
 
     # checkpoints

@@ -88,9 +88,10 @@ def _end(report: "Report") -> None:
 def _named(words: list[str]) -> list[str]:
     found: list[str] = []
     for word in words:
-        found += [name for name in names() if name.startswith(word)] if word.endswith("/") else [word]
-    if not found:
-        raise UserError(f"{' '.join(words)} names nothing. See 'protofed reproduce --list'.")
+        here = [name for name in names() if name.startswith(word)] if word.endswith("/") else [word]
+        if not here:
+            raise UserError(f"{word} names nothing. See 'protofed reproduce --list'.")
+        found += here
     return found
 
 

@@ -12,7 +12,7 @@ from protofed.report import render
 from protofed.report.gather import FAILED, Run
 from protofed.report.tabulate import Collected, Table, collect, tabulate
 from protofed.sweep import Outcome, Sweep, run_sweep
-from protofed.sweep.run import place
+from protofed.sweep.run import check, place
 from protofed.sweep.view import view
 
 
@@ -52,22 +52,24 @@ def sweep(
     plan = Sweep.load(file, *(overrides or []))
     folder = out or Path("runs") / file.stem
     if dry_run:
-        _list(plan, folder)
+        _list(plan, folder, data_dir)
         return
     track_all(track)
     outcomes = run_sweep(plan, folder, data_dir=data_dir, jobs=jobs, watch=view(console))
     if any(outcome.summary for outcome in outcomes):
-        table_of(collect(folder))
+        table_of(collect(folder), [outcome.folder for outcome in outcomes if outcome.summary])
     say(f"runs: {folder}")
     closing(outcomes)
 
 
-def table_of(found: Collected | Sequence[Run]) -> Table:
-    """Show runs as a table, with what has to be said about them; those left out are named elsewhere."""
+def table_of(found: Collected | Sequence[Run], finished: Sequence[Path] = ()) -> Table:
+    """Show runs as a table, with what has to be said about them; of those left out only what is finished is named, for
+    the others are named elsewhere."""
     made = tabulate(found)
     console.print(render.terminal(made))
-    for note in (note for note in made.notes if not note.startswith("left out")):
-        say(f"note: {note}")
+    for note in made.notes:
+        if not note.startswith("left out") or note.startswith(tuple(f"left out: {path}: " for path in finished)):
+            say(f"note: {note}")
     return made
 
 
@@ -88,7 +90,8 @@ def closing(outcomes: Sequence[Outcome]) -> None:
         raise typer.Exit(1)
 
 
-def _list(plan: Sweep, folder: Path) -> None:
+def _list(plan: Sweep, folder: Path, data_dir: Path | None) -> None:
+    """Every cell, and whether it is done; then a UserError if one is impossible."""
     placed = place(plan.cells(), folder)
     done = 0
     for cell, path in placed:
@@ -97,3 +100,4 @@ def _list(plan: Sweep, folder: Path) -> None:
         done += run.finished
         say(f"{state:<15} {cell.hash}  {cell.name}")
     say(f"{len(placed)} cells, {done} done: {folder}")
+    check(placed, data_dir, view(console))

@@ -1,5 +1,6 @@
 """What a column of a table shows: which number of a run, and of which rounds. Never the best on the test set."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -93,12 +94,14 @@ def _other(name: str) -> Metric:
     for metric in METRICS.values():
         if metric.key == name:
             return metric
-    share = name.startswith(("accuracy_", "global_accuracy", "validation_", "pm_", "held_out_"))
+    share = name.startswith(("accuracy_", "global_accuracy", "validation_", "pm_"))
+    share = share or (name.startswith("held_out_") and name.endswith("_mean"))  # others are counts
     return Metric(name, name.replace("_", " "), "%", "high") if share else Metric(name, name.replace("_", " "), "", "")
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
 
 
 def _best_on_validation(run: Run, key: str) -> dict[str, Any] | None:

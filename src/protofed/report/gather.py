@@ -13,9 +13,11 @@ from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.report.runs import that_counts
 
+ASIDE = ("device", "engine.", "record.", "evaluate.own", "evaluate.gm")  # keys that make no other experiment of it
 LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
 FAILED = ".failed.txt"  # behind the name of a cell that failed: its reason
 NEEDED = ("method", "seed", "rounds", "partition", "accuracy_mean")  # keys without which a summary is not one
+HALF = "half written: it has no experiment.toml"
 TRACES = ("summary.json", "rounds.jsonl", "checkpoints", "partition.npz")  # of a run without its experiment.toml
 
 
@@ -60,7 +62,7 @@ class Run:
         try:
             with np.load(self.folder / "partition.npz", allow_pickle=False) as stored:
                 return str(self.summary["partition"]), str(stored["fingerprint"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return str(self.summary["partition"]), ""
 
 
@@ -105,7 +107,7 @@ def _candidates(
     if not (folder / LISTING).is_file():
         inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
         if any((folder / name).exists() for name in TRACES):
-            left_out.append(LeftOut(folder, "half written: it has no experiment.toml"))
+            left_out.append(LeftOut(folder, HALF))
             return
         for path in inner:
             yield from _candidates(path, everything, left_out)
@@ -126,21 +128,27 @@ def _candidates(
 def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
     folder = RunFolder(path)
     try:
+        failed = path.with_name(f"{path.name}{FAILED}")
+        why = failed.read_text(encoding="utf-8").splitlines()[0] if failed.is_file() else ""
+        if not folder.exists and any((path / name).exists() for name in TRACES):
+            return LeftOut(path, HALF)
         if not folder.exists:
-            return LeftOut(path, "not run yet")
+            return LeftOut(path, f"failed: {why}" if why else "not run yet")
         if not folder.finished:
             done = f"{len(folder.rounds())} of {folder.experiment_dict().get('rounds', '?')} rounds"
-            failed = path.with_name(f"{path.name}{FAILED}")
-            why = failed.read_text(encoding="utf-8").splitlines()[0] if failed.is_file() else ""
             return LeftOut(path, f"failed after {done}: {why}" if why else f"unfinished: {done}")
         summary = folder.summary()
-        lacking = [key for key in NEEDED if not isinstance(summary, dict) or key not in summary]
+        lacking = [key for key in NEEDED if key not in summary]
         if lacking:
             return LeftOut(path, f"of another version: its summary.json has no {', '.join(lacking)}")
+        if type(summary["seed"]) is not int:
+            return LeftOut(path, f"its summary.json is damaged: seed is {summary['seed']!r}")
         run = Run(path, summary, labels)
-        if run.experiment.get("method", {}).get("name") != summary["method"]:
+        method = run.experiment.get("method")
+        if (method.get("name") if isinstance(method, dict) else method) != summary["method"]:
             return LeftOut(path, "its experiment.toml and summary.json are of different methods")
-        _ = run.rounds
+        if not all(isinstance(line, dict) and type(line.get("round")) is int for line in run.rounds):
+            return LeftOut(path, "its rounds.jsonl is damaged: a line is no round")
     except (UserError, OSError, UnicodeDecodeError) as error:
         return LeftOut(path, str(error))
     return run
@@ -153,6 +161,13 @@ def _one_version(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
         if run.version != kept:
             left_out.append(LeftOut(run.folder, f"made by protofed {run.version}, not {kept} (--any-version takes it)"))
     return [run for run in runs if run.version == kept]
+
+
+def unlike(run: Run, other: Run) -> list[str]:
+    """In which keys, known to both, two runs differ that should differ in their seed alone."""
+    ours, theirs = _flat(run.experiment), _flat(other.experiment)
+    same = [key for key in ours if key in theirs and not key.startswith(ASIDE)]
+    return [f"{key} {theirs[key]!r} -> {ours[key]!r}" for key in same if ours[key] != theirs[key]]
 
 
 def _label(runs: Sequence[Run]) -> None:

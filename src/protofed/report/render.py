@@ -87,10 +87,14 @@ def terminal(table: Table) -> RichTable:
     ranks = {found.rank for row in table.rows for found in row.entries.values()}
     legend = "".join(text for rank, text in ((1, "; ¹ best"), (2, ", ² second best")) if rank in ranks)
     shown = RichTable(
-        title=caption(table) + legend, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)
+        title=Text(caption(table) + legend),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
     )
     for place, title in enumerate(titles):
-        shown.add_column(title, justify="right" if place else "left", no_wrap=not place, overflow="fold")
+        shown.add_column(Text(title), justify="right" if place else "left", no_wrap=not place, overflow="fold")
     for cells in lines:
         shown.add_row(*(Text(text, style="bold" if text.endswith("¹") else "") for text in cells))
     return shown
@@ -119,6 +123,7 @@ def latex(table: Table) -> str:
     titles, lines = _grid(table, mark)
     lines = [[_tex(cells[0]), *(cell if "\\" in cell else _tex(cell) for cell in cells[1:])] for cells in lines]
     rows = [" & ".join(cells) + r" \\" for cells in lines]
+    rows = [f"{{}}{row}" if row.startswith("[") else row for row in rows]  # which \\ would take for a length
     head = " & ".join(_tex(title) for title in titles) + r" \\"
     body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
     notes = [f"% {_tex(note)}" for note in (caption(table), *table.notes)]

@@ -8,15 +8,10 @@ from typing import Any
 from protofed.errors import UserError, nearest
 from protofed.report import paired
 from protofed.report.columns import USUAL, Column, choose, deviation
-from protofed.report.gather import Collected, LeftOut, Run, collect
+from protofed.report.gather import Collected, LeftOut, Run, collect, unlike
 
 __all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
-SETTING = (
-    "data.",
-    "partition.",
-    "clients",
-    "evaluate.validation",
-)  # parameters that make another task of it: columns, not rows
+SETTING = ("data", "partition", "clients", "evaluate.validation")  # what makes another task of it: columns, not rows
 DIGITS = 2  # of a percentage; what reads alike is marked alike
 
 
@@ -103,6 +98,9 @@ def tabulate(found: Collected | Sequence[Run], columns: str | None = None, basel
     if baseline is not None and not any(table.base_of(row) for row in rows):
         names = {name for row in rows for name in (row.label, row.method)}
         raise UserError(f"--baseline {baseline!r} is no row of the table. {nearest(baseline, names)}")
+    bases = [row.label for row in rows if row.method == baseline]
+    if len(bases) > 1 and baseline not in bases and not any(table.base_of(row) not in (None, row) for row in rows):
+        raise UserError(f"--baseline {baseline!r} is several rows. Name one of {', '.join(map(repr, bases))}.")
     _find_other_data(table)
     for setting, column in table.places:
         _fill(table, setting, column)
@@ -115,15 +113,24 @@ def _rows(runs: Iterable[Run], left_out: list[LeftOut]) -> tuple[list[Row], list
     settings: dict[str, None] = {}
     for run in runs:
         labels = {key: value for key, value in run.labels.items() if key not in ("experiment", "method", "seed")}
-        setting = _join(run.labels.get("experiment", ""), {k: v for k, v in labels.items() if k.startswith(SETTING)})
-        own = {k: v for k, v in labels.items() if not k.startswith(SETTING)}
+        task = {key: value for key, value in labels.items() if _in_setting(key)}
+        setting = _join(run.labels.get("experiment", ""), task)
+        own = {key: value for key, value in labels.items() if key not in task}
         label = _join(run.labels["method"], own)
         row = rows.setdefault(label, Row(run.labels["method"], own))
         settings[setting] = None
+        beside = next((other for (where, _), other in row.runs.items() if where == setting), run)
+        if others := unlike(run, beside):
+            left_out.append(LeftOut(run.folder, f"other settings than {beside.folder}: {'; '.join(others)}"))
+            continue
         first = row.runs.setdefault((setting, run.seed), run)
         if first is not run and first.folder != run.folder:
             left_out.append(LeftOut(run.folder, f"a second run of {label}, seed {run.seed}, beside {first.folder}"))
     return list(rows.values()), list(settings)
+
+
+def _in_setting(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in SETTING)
 
 
 def _join(name: str, labels: Mapping[str, Any]) -> str:
@@ -154,8 +161,8 @@ def _fill(table: Table, setting: str, column: Column) -> None:
             row.entries[at] = Entry(known)
     comparable = [row for row in table.rows if at in row.entries and not _odd(row, setting)]
     if column.metric.better and len(comparable) > 1:
-        digits = DIGITS + 2 * (column.metric.unit == "%")
-        shown = {row.label: round(row.entries[at].mean, digits) for row in comparable}
+        scale = 100 if column.metric.unit == "%" else 1
+        shown = {row.label: float(f"{scale * row.entries[at].mean:.{DIGITS}f}") for row in comparable}
         best = sorted(set(shown.values()), reverse=column.metric.better == "high")[: 2 if len(comparable) > 2 else 1]
         for row in comparable:
             if shown[row.label] in best:

@@ -201,7 +201,10 @@ def _sibling(done: Sequence[Done], one: Done, method: str) -> Result | None:
 
 
 def _machine(folder: RunFolder) -> str:
-    return machine(json.loads(folder.file("environment.json").read_text(encoding="utf-8")))
+    try:
+        return machine(json.loads(folder.file("environment.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a machine that is not known"
 
 
 def machine(about: dict[str, Any]) -> str:

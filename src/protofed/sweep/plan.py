@@ -59,14 +59,16 @@ class Sweep:
     """A grid: key -> values. A key of [method] goes to the methods that have it."""
     base: Path = Path()
     """The folder that paths of experiments may be relative to."""
+    file: Path | None = None
+    """Where it was read."""
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], *changes: str) -> "Sweep":
         """From a file or its tables, with further changes for every cell."""
         if isinstance(source, Mapping):
-            raw, base = dict(source), Path()
+            raw, file = dict(source), None
         else:
-            raw, base = _read(Path(source)), Path(source).parent
+            raw, file = _read(Path(source)), Path(source)
         for key in raw:
             if key not in KEYS:
                 raise UserError(f"unknown key {key} in the sweep. {nearest(key, KEYS)}")
@@ -77,7 +79,8 @@ class Sweep:
             seeds=_seeds(raw.get("seeds", [0])),
             changes=(*_words("changes", raw.get("changes", []), empty=True), *changes),
             parameters=_parameters(raw.get("parameters", {})),
-            base=base,
+            base=file.parent if file else Path(),
+            file=file,
         )
         sweep.check()
         return sweep
@@ -192,8 +195,17 @@ def key_of(word: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as it stands behind `key=`."""
+    """A value as it stands behind `key=`, on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {text(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(text, value)) + "]"
     return tomli_w.dumps({"v": value}).partition("=")[2].strip()
+
+
+def _key(name: str) -> str:
+    """A key as TOML writes it."""
+    return tomli_w.dumps({name: 0}).rpartition("=")[0].strip()
 
 
 def slug(name: str) -> str:
@@ -234,7 +246,7 @@ def _methods(value: Any) -> dict[str, tuple[str, ...]]:
         raise UserError("the sweep names no methods. Write a table [methods] with lines such as fedproto = [].")
     if isinstance(value, list) and len(table) < len(value):
         raise UserError(f"methods = {value!r} names something twice. Remove one.")
-    return {label: _words(f"methods.{label}", list(own), empty=True) for label, own in table.items()}
+    return {label: _words(f"methods.{label}", own, empty=True) for label, own in table.items()}
 
 
 def _seeds(value: Any) -> tuple[int, ...]:

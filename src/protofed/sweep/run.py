@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def run_sweep(
 
     def keep() -> None:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "sweep.toml", sweep.to_toml(out).encode())
+        copy = out / "sweep.toml"
+        if sweep.file is None or copy.resolve() != sweep.file.resolve():  # never over what somebody wrote
+            write_atomically(copy, sweep.to_toml(out).encode())
         write_atomically(out / LISTING, (json.dumps(_listing(placed), indent=1) + "\n").encode())
 
     return run_cells(placed, data_dir=data_dir, jobs=jobs, watch=watch, keep=keep)
@@ -68,9 +71,7 @@ def run_cells(
     """Run cells in folders of one's own choice. `keep` is called when all are possible, before the first starts."""
     watch = watch or SweepWatch()
     where = Path(data_dir) if data_dir is not None else None
-    kept = {folder: Outcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished(placed)}
-    todo = list({p.folder: p for p in placed if p.folder not in kept}.values())  # two cells may be the same run
-    check_cells(todo, list(kept.values()), where, watch)
+    todo, kept = check(placed, where, watch)
     keep()
     seeds = [p.cell.experiment.seed for p in placed]
     todo.sort(key=lambda p: seeds.index(p.cell.experiment.seed))  # a sweep that is stopped has whole seeds
@@ -88,6 +89,16 @@ def run_cells(
         outcomes.get(folder, Outcome(cell, folder, "stopped", "not begun"))._replace(cell=cell)
         for cell, folder in placed
     ]
+
+
+def check(
+    placed: Sequence[Placed], data_dir: Path | None, watch: SweepWatch
+) -> tuple[list[Placed], dict[Path, Outcome]]:
+    """What is to be run and what is finished, if all of it is possible."""
+    kept = {folder: Outcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished(placed)}
+    todo = list({p.folder: p for p in placed if p.folder not in kept}.values())  # two cells may be the same run
+    check_cells(todo, list(kept.values()), data_dir, watch)
+    return todo, kept
 
 
 def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
@@ -126,6 +137,9 @@ def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path 
                 done.add(alike)
         except UserError as error:
             bad.append((cell, error))
+        except Exception as error:  # of a method or model of one's own
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            bad.append((cell, UserError(f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno}).")))
     watch.checking(len(ordered), len(ordered))
     if bad:
         more = f" So are {len(bad) - 1} more: {'; '.join(cell.name for cell, _ in bad[1:4])}." if len(bad) > 1 else ""

@@ -24,7 +24,7 @@ class Estimate:
         self.kinds = {cell.hash: _kind(cell) for cell in cells}
         self.seen: dict[tuple[str, ...], list[float]] = {}  # kind -> rounds and seconds
         for outcome in kept:
-            if outcome.summary:
+            if outcome.summary and outcome.summary.get("seconds"):
                 self._add(_kind(outcome.cell), outcome.cell.experiment.rounds, float(outcome.summary["seconds"]))
 
     def _add(self, kind: tuple[str, ...], rounds: int, seconds: float) -> None:

@@ -23,6 +23,7 @@ from protofed.sweep.plan import Cell
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.worker import Order
 
+WORKER = "from protofed.sweep.worker import main; main()"
 BUSY_SECONDS = 1.0  # until a cell that another process is writing is tried again
 
 
@@ -70,7 +71,7 @@ class _Worker:
         if share.gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = share.gpu
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "protofed.sweep.worker", str(theirs.fileno()), str(share.gpu_part)],
+            [sys.executable, "-P", "-c", WORKER, str(theirs.fileno()), str(share.gpu_part)],
             pass_fds=[theirs.fileno()],
             process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
             stdin=subprocess.DEVNULL,
