@@ -13,7 +13,7 @@ from command import protofed
 from protofed.cli.report import write
 from protofed.errors import UserError
 from protofed.report import html, paper
-from protofed.report.figures import clients, confusion, embeddings, projection, similarity, traffic
+from protofed.report.figures import clients, confusion, embeddings, projection, similarity, time, traffic
 from protofed.report.figures.accuracy import curve
 from protofed.report.groups import group
 from protofed.report.runs import gather
@@ -61,6 +61,43 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
     data = json.loads(Path("page.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert len(data["left_out"]) == 7
     assert [method["label"] for method in data["methods"]] == ["fedproto"]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "why"),
+    [
+        ("rounds.jsonl", b"\xff\xfe\n", "is damaged"),
+        ("rounds.jsonl", b"[]\n", "no rounds"),
+        ("rounds.jsonl", b'{"round": 99, "loss": "high"}\n', "no rounds"),
+        ("rounds.jsonl", b'{"round": 99, "loss": 1, "parts": [1]}\n', "no rounds"),
+        ("experiment.toml", b"\xff", "another version"),
+        ("summary.json", b"[]", "is damaged"),
+        ("summary.json", b'{"method": "local"}', "different runs"),
+        ("clients.jsonl", b"7\n", "clients.jsonl cannot be read"),
+        ("clients.jsonl", b'{"client": 0}\n', "clients.jsonl cannot be read"),
+        ("classes.json", b'{"names": ["one"]}', "1 names for"),
+        ("partition.npz", b"", "partition.npz cannot be read"),
+    ],
+)
+def test_no_damage_ends_a_report(tmp_path: Path, file: str, damage: bytes, why: str) -> None:
+    write_run(tmp_path / "good", "local")
+    path = write_run(tmp_path / "bad") / file
+    path.write_bytes(path.read_bytes() + damage if file == "rounds.jsonl" else damage)
+    data = shown(tmp_path)
+    assert any(why in reason for _, reason in [*data["left_out"], *data["remarks"]])
+    assert "local" in [method["label"] for method in data["methods"]]
+
+
+def test_a_finished_run_stands_in_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
+    write_run(tmp_path / "demo", finished=False)
+    write_run(tmp_path / "demo-2")
+    found = gather([tmp_path])
+    assert [run.folder.name for run in found.runs] == ["demo-2"]
+    assert [Path(left.folder).name for left in found.left_out] == ["demo"]
+    (tmp_path / "demo-2" / "rounds.jsonl").write_text(
+        "".join((tmp_path / "demo-2" / "rounds.jsonl").read_text().splitlines(keepends=True)[:3])
+    )
+    assert "rounds.jsonl ends at round 3 of 12" in shown(tmp_path / "demo-2")["remarks"][0][1]
 
 
 def test_no_readable_run_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
@@ -132,6 +169,17 @@ def test_labels_say_what_differs_and_runs_that_repeat_count_once(tmp_path: Path)
     assert [method["label"] for method in shown(tmp_path)["methods"]] == ["weak", "strong"]
 
 
+def test_labels_stay_short(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", changes=("partition=dirichlet", "model=mlp_digits"))
+    labels = [method["label"] for method in shown(tmp_path)["methods"]]
+    assert labels[1] == "fedproto, partition=dirichlet, model=mlp_digits"
+    write_run(tmp_path / "c", changes=("partition=dirichlet", "partition.alpha=5.0"))  # the name alone is not enough
+    labels = [method["label"] for method in shown(tmp_path)["methods"]]
+    assert len(set(labels)) == 3
+    assert max(map(len, labels)) < 70
+
+
 def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1, 2)]
     (some,) = group(gather([tmp_path]).runs)
@@ -153,6 +201,27 @@ def test_fairness_by_hand() -> None:
     assert jain == pytest.approx(10.5**2 / (20 * (19 * 0.25 + 1)))
     assert clients.fairness([0.3, 0.3])[-1] == pytest.approx(1.0)
     assert clients.fairness([0.0, 0.0])[-1] == 1.0  # all equal, though at nothing
+
+
+@pytest.mark.parametrize("sizes", [[135], [7], [98, 100]])
+def test_bars_of_parts_of_the_clients_keep_the_mean_and_the_worst_tenth(tmp_path: Path, sizes: list[int]) -> None:
+    (one,) = group(gather([write_run(tmp_path / "run")]).runs)
+    rows = [np.random.default_rng(n).random(n) for n in sizes]
+    line = one.runs[0].clients[0]
+    runs = [replace(one.runs[0], clients=[line | {"client": i, "accuracy": a} for i, a in enumerate(r)]) for r in rows]
+    bars, mean = clients._bars(replace(one, runs=runs)).marks
+    assert mean.y == pytest.approx([100 * np.mean([row.mean() for row in rows])] * 2)
+    worst = [y for y, colour in zip(bars.y, bars.colours, strict=True) if colour == clients.WORST]
+    if len(bars.y) == 100:
+        tenths = [np.interp(len(r) / 10, range(len(r) + 1), [0, *np.cumsum(np.sort(r))]) / (len(r) / 10) for r in rows]
+        assert np.mean(worst) == pytest.approx(100 * np.mean(tenths))
+
+
+def test_the_median_round_by_hand(tmp_path: Path) -> None:
+    (one,) = group(gather([write_run(tmp_path / "run")]).runs)
+    lines = [line | {"parts": {"train": t}} for line, t in zip(one.runs[0].rounds, (1.0, 2.0, 4.0, 9.0), strict=False)]
+    timed, silent = (replace(one.runs[0], rounds=some) for some in (lines, [{"round": 1, "loss": 1.0}]))
+    assert time.split(replace(one, runs=[timed, silent])) == {"train": 3.0}
 
 
 def test_bytes_by_kind_add_up(tmp_path: Path) -> None:

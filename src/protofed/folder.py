@@ -117,9 +117,9 @@ class RunFolder:
         path = self.file("rounds.jsonl")
         if not path.is_file():
             return []
-        whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
         try:
-            return [json.loads(line) for line in whole]
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}). Mend or remove that line, and try again.") from None
 

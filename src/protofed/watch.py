@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
+from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -58,8 +59,9 @@ class Live:
         seen = sorted(_stamps(self.paths))
         if self.last is not None and seen == self.seen:
             return
-        began, self.seen = time.monotonic(), seen  # seen also where it cannot be drawn: that is said once
+        began = time.monotonic()
         self.last = _draw(self.paths, max((stamp.changed for stamp in seen), default=0))
+        self.seen = seen  # not where it cannot be drawn: then every page that asks is told
         self.next = time.monotonic() + PAUSE * (time.monotonic() - began)
 
 
@@ -149,6 +151,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        if self.server.server_port == HTTP_PORT:  # which browsers leave out
+            names |= {HOST, "localhost"}
         if self.headers.get("Host") not in names:  # another name that leads here: a page from elsewhere is asking
             self._answer(HTTPStatus.FORBIDDEN, b"Only for this machine.\n")
         elif self.path in ("/", "/data.json"):

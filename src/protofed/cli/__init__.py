@@ -85,7 +85,7 @@ def main() -> None:
     except UserError as error:
         _refuse(str(error))
     except OSError as error:  # a folder that may not be written, a path that is too long
-        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}. Use another --out or --data-dir.")
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}. Use another path.")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from protofed.report.runs import Run, but_seed
+from protofed.report.runs import Run, alike, but_seed
 from protofed.report.style import Look, looks
 
 MISSING = "-"
+LONGEST = 60  # characters of a label; beyond, a folder's name says it
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ def group(runs: Iterable[Run]) -> list[Group]:
     """In the order in which methods come first."""
     sets: list[list[Run]] = []
     for run in runs:
-        same = next((some for some in sets if but_seed(some[0]) == but_seed(run)), None)
+        same = next((some for some in sets if alike(some[0], run)), None)
         if same is None:
             sets.append([run])
         else:
@@ -50,24 +51,39 @@ def group(runs: Iterable[Run]) -> list[Group]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The name, with the settings that tell it from others of that name."""
-    labels = []
-    for run in runs:
-        namesakes = [other for other in runs if other.name == run.name]
-        keys = differing([but_seed(other) for other in namesakes])
-        given = [f"{_short(key, keys)}={_value(run.settings.get(key, MISSING))}" for key in keys]
-        labels.append(", ".join([run.name, *given]))
-    return labels
+    """The name, with the settings that tell it from others of that name: short where that is enough."""
+    for brief in (True, False):
+        labels = [_label(run, runs, brief) for run in runs]
+        if len(set(labels)) == len(labels):
+            break
+    folders = [f"{run.name} ({run.folder.name})" for run in runs]
+    if len(set(folders)) == len(folders):
+        labels = [folder if len(label) > LONGEST else label for label, folder in zip(labels, folders, strict=True)]
+    twice = {label for label in labels if labels.count(label) > 1}
+    return [f"{label} ({run.folder})" if label in twice else label for label, run in zip(labels, runs, strict=True)]
+
+
+def _label(run: Run, runs: Sequence[Run], brief: bool) -> str:
+    """`brief`: of a partition, model or data set of another name not every key."""
+    keys = differing([but_seed(other) for other in runs if other.name == run.name])
+    named = {key.removesuffix(".name") for key in keys if key.endswith(".name")} if brief else set()
+    mine = [key for key in keys if key in run.settings]
+    mine = [key for key in mine if key.partition(".")[0] not in named or key.endswith(".name")]
+    return ", ".join([run.name, *(f"{_short(key, keys)}={_value(run.settings[key])}" for key in mine)])
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
     """The last part of a key, where it is enough."""
-    last = key.rpartition(".")[2]
-    return key if last == "name" or sum(k.rpartition(".")[2] == last for k in keys) > 1 else last
+    first, _, last = key.rpartition(".")
+    if last == "name":
+        return first
+    return key if sum(k.rpartition(".")[2] == last for k in keys) > 1 else last
 
 
 def _value(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return str(value.get("name", value))
+    return "+".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import singledispatch
 from pathlib import Path
@@ -32,6 +33,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 2.5,
 }  # fmt: skip
 WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
+LETTERS = 13  # of a title in an inch
 MOST_NAMES = 30  # along the side of a heat map
 
 
@@ -72,7 +74,7 @@ def draw(some: Figure, key: str) -> Canvas:
     FigureCanvasAgg(canvas)
     places: list[Axes] = list(canvas.subplots(rows, columns, squeeze=False).flat) if panels else []
     for place, panel in zip(places, panels, strict=False):
-        _panel(place, panel, key)
+        _panel(place, panel, key, wide)
     for place in places[len(panels) :]:
         place.set_visible(False)
     _legend(canvas, some, panels, key)
@@ -88,10 +90,10 @@ def _height(plot: Plot) -> float:
     return 3.1 if plot.square or plot.x.bare else TALL
 
 
-def _panel(axes: Axes, panel: Panel, key: str) -> None:
+def _panel(axes: Axes, panel: Panel, key: str, wide: float) -> None:
     plot = panel.plots[key]
     if panel.title:
-        axes.set_title(panel.title, loc="left")
+        axes.set_title(textwrap.fill(panel.title, int(LETTERS * wide)), loc="left")
     ends: dict[Any, float] = {}
     for mark in plot.marks:
         put(mark, axes, ends)

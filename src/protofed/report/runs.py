@@ -20,6 +20,9 @@ LISTING = "cells.json"  # beside the runs of a sweep: what it calls each
 ACCURACIES = ("accuracy_mean", "global_accuracy", "loss")  # a round that has none of these was not written by us
 
 
+CLIENT = {"client", "architecture", "train", "classes"}  # what a line of clients.jsonl says at least
+
+
 class Remark(NamedTuple):
     """A folder, and why it or a part of it is not in the report."""
 
@@ -99,15 +102,28 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
         except UserError as error:
             found.left_out.append(Remark(str(folder), str(error)))
             continue
-        twin = next((other for other in found.runs if other.settings == run.settings), None)
-        if twin is not None:
+        twin = next((other for other in found.runs if other.settings == run.settings and _one_data(other, run)), None)
+        if twin is not None and _far(run) > _far(twin):  # a run that was killed, and begun anew
+            found.runs.remove(twin)
+            found.left_out.append(Remark(str(twin.folder), f"has the settings and the seed of {folder}, which is in"))
+        elif twin is not None:
             found.left_out.append(Remark(str(folder), f"has the settings and the seed of {twin.folder}, which is in"))
             continue
-        if any(other.views and but_seed(other) == but_seed(run) for other in found.runs):
+        if any(other.views and alike(other, run) for other in found.runs):
             run = replace(run, views={})  # one seed's are drawn; of many runs they would fill the memory
         found.runs.append(run)
         found.remarks.extend(remarks)
     return found
+
+
+def _one_data(run: Run, other: Run) -> bool:
+    """Whether two runs had one data set, as far as that is known."""
+    return len({run.partition.fingerprint, other.partition.fingerprint} - {""}) < 2
+
+
+def _far(run: Run) -> tuple[bool, int]:
+    """A finished run counts more than one that is not, and that more than one of fewer rounds."""
+    return run.summary is not None, len(run.rounds)
 
 
 def that_counts(versions: Iterable[str]) -> str:
@@ -128,6 +144,11 @@ def _versions(folders: Iterable[Path]) -> dict[Path, str]:
 def but_seed(run: Run) -> dict[str, Any]:
     """The settings that runs of one group share."""
     return {key: value for key, value in run.settings.items() if key != "seed"}
+
+
+def alike(run: Run, other: Run) -> bool:
+    """Whether they differ by their seed alone."""
+    return but_seed(run) == but_seed(other) and _one_data(run, other)
 
 
 def _folders(paths: Iterable[str | Path], left_out: list[Remark]) -> list[Path]:
@@ -157,17 +178,29 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
     rounds = source.rounds()
     if not rounds:
         raise UserError("no round is finished yet")
-    if not all(isinstance(line.get("round"), int) and any(key in line for key in ACCURACIES) for line in rounds):
+    if not all(map(_is_round, rounds)):
         raise UserError("rounds.jsonl has lines that are no rounds: it was written by another version")
+    summary = source.summary() if source.finished else None
+    if summary is not None:
+        _agree(settings, summary)
+        if rounds[-1]["round"] < settings["rounds"]:
+            far = f"{rounds[-1]['round']} of {settings['rounds']}"
+            remarks.append(Remark(str(folder), f"rounds.jsonl ends at round {far}, although the run is finished"))
     names = _part(folder, "classes.json", _json, remarks)
     partition = _part(folder, "partition.npz", _partition, remarks) or Partition("", "", None)
-    known = names.get("names") or range(partition.counts.shape[1] if partition.counts is not None else 0)
+    if not partition.hash and summary is not None:
+        partition = partition._replace(hash=str(summary.get("partition") or ""))
+    classes = partition.counts.shape[1] if partition.counts is not None else 0
+    known = names.get("names") or range(classes)
+    if classes and len(known) != classes:
+        remarks.append(Remark(str(folder), f"classes.json has {len(known)} names for {classes} classes"))
+        known = range(classes)
     return Run(
         folder=folder,
         name=_part(folder.parent, LISTING, _called, remarks).get(folder.name, str(settings["method.name"])),
         settings=settings,
         rounds=rounds,
-        summary=source.summary() if source.finished else None,
+        summary=summary,
         clients=_part(folder, "clients.jsonl", _lines, remarks) or [],
         environment=_part(folder, "environment.json", _json, remarks) or {},
         partition=partition,
@@ -176,6 +209,24 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         confusion=_part(folder, "confusion.npz", _confusion, remarks) or {},
         views=_part(folder, "views.npz", _views, remarks) or {},
     )
+
+
+def _is_round(line: Any) -> bool:
+    """Whether it is a round's line: its numbers are numbers."""
+    if not isinstance(line, dict) or type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
+        return False
+    tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by") if line.get(key) is not None]
+    numbers = [line.get(key) for key in (*ACCURACIES, "seconds", "seconds_train", "bytes_up", "bytes_down")]
+    return all(isinstance(t, dict) for t in tables) and all(n is None or isinstance(n, int | float) for n in numbers)
+
+
+def _agree(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """A UserError where a summary is of another run than the settings beside it."""
+    pairs = {"method": "method.name", "seed": "seed", "rounds": "rounds", "clients": "clients"}
+    for name, key in pairs.items():
+        if name in summary and summary[name] != settings[key]:
+            what = f"{name} is {settings[key]!r} in the one and {summary[name]!r} in the other"
+            raise UserError(f"its experiment.toml and summary.json are of different runs: {what}")
 
 
 def _settings(source: RunFolder) -> dict[str, Any]:
@@ -208,7 +259,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not all(isinstance(line, dict) and line.keys() >= CLIENT for line in lines):
+        raise ValueError("a line is no client")
+    return lines
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -241,6 +295,8 @@ def _views(path: Path) -> dict[str, np.ndarray]:
     for name, shape in expected.items():
         if views[name].shape != shape:
             raise ValueError(f"{name} is {views[name].shape}, not {shape}")
+    if not np.isfinite(views["z"]).any():
+        raise ValueError("no embedding is a number")
     return views
 
 
@@ -252,6 +308,8 @@ def _called(path: Path) -> dict[str, str]:
 def _partition(path: Path) -> Partition:
     with np.load(path, allow_pickle=False) as stored:
         counts = stored.get("counts")
+        if counts is not None and (counts.ndim != 2 or not counts.any()):
+            raise ValueError("no counts of clients and classes")
         return Partition(str(stored["hash"]), str(stored["fingerprint"]), counts)
 
 

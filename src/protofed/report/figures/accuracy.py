@@ -29,7 +29,7 @@ def make(groups: Sequence[Group]) -> Figure:
     runs = [run for group in groups for run in group.runs]
     what = {name: key for name, key in WHAT.items() if any(len(run.column(key)[0]) > 1 for run in runs)}
     if not what:
-        return Figure("accuracy", "Accuracy", missing="No run has two measured rounds yet.")
+        return Figure("accuracy", "Accuracy", missing="No run has two measured rounds.")
     plots = {f"{x}|{name}": _plot(groups, key, name, x) for name, key in what.items() for x in AGAINST}
     first = next(iter(what))
     unfinished = [run.folder.name for run in runs if run.summary is None]

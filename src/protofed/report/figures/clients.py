@@ -47,9 +47,13 @@ def _ranked(group: Group) -> np.ndarray:
     """Accuracy in % by rank, averaged over seeds."""
     runs = [np.sort(accuracies(run)) for run in group.runs if accuracies(run)]
     bins = min(MOST_BARS, max(map(len, runs)))
-    rows = [[part.mean() for part in np.array_split(row, min(bins, len(row)))] for row in runs]
-    same = min(map(len, rows))
-    return 100 * np.mean([row[:same] for row in rows], axis=0)
+    return 100 * np.mean([_parts(row, bins) for row in runs], axis=0)
+
+
+def _parts(row: np.ndarray, bins: int) -> np.ndarray:
+    """Means of equal parts of a sorted row; a client on a border counts on both sides by its share."""
+    total = np.interp(np.linspace(0, len(row), bins + 1), np.arange(len(row) + 1), [0, *np.cumsum(row)])
+    return row if bins == len(row) else np.diff(total) * bins / len(row)
 
 
 def _bars(group: Group) -> Plot:
@@ -66,7 +70,7 @@ def _bars(group: Group) -> Plot:
         ]
     bars = Bars(group.label, list(range(1, len(y) + 1)), y.tolist(), colours, group.label, hover=ranks)
     mean = Line("mean", [0.5, len(y) + 0.5], [float(y.mean())] * 2, "#7f7f7f", "dash", group.label)
-    binned = len(y) < max(len(accuracies(some)) for some in group.runs)
+    binned = any(len(accuracies(some)) not in (0, len(y)) for some in group.runs)
     what = f"{len(y)} equal parts of the clients" if binned else "clients"
     x = Axis(f"{what}, from worst to best", range=(0.4, len(y) + 0.6))
     return Plot([bars, mean], x, Axis("accuracy, %", range=(0, 103)), height=280)

@@ -42,7 +42,7 @@ def _plot(group: Group, title: str) -> Plot:
     tables = [run.confusion[KINDS[title]] for run in group.runs if KINDS[title] in run.confusion]
     if not tables:
         return Plot([])
-    counts = np.stack(tables).sum(0).astype(np.float64)
+    counts = np.stack([table for table in tables if table.shape == tables[0].shape]).sum(0).astype(np.float64)
     run = group.runs[0]
     asked = np.flatnonzero(counts.sum(0) + counts.sum(1))
     if not len(asked):

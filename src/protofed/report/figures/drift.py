@@ -35,6 +35,6 @@ def make(groups: Sequence[Group]) -> Figure:
         ],
         notes=[
             *thinned(max(len(run.rounds) for group in groups for run in group.runs), "rounds"),
-            *([f"Without prototypes: {', '.join(silent)}."] if silent else []),
+            *([f"Without prototypes, or not recorded: {', '.join(silent)}."] if silent else []),
         ],
     )

@@ -38,7 +38,8 @@ def make(groups: Sequence[Group]) -> Figure:
         for (group, run), (chosen, planes_of) in zip(shown, placed, strict=True)
     ]
     colours = class_colours(len(names))
-    few = len(names) <= MOST_KEY
+    same = all(_names(run) == names for _, run in shown)
+    few = same and len(names) <= MOST_KEY
     return Figure(
         id="embeddings",
         title="Embeddings and prototypes",
@@ -55,7 +56,8 @@ def make(groups: Sequence[Group]) -> Figure:
         ],
         notes=[
             "Each projection is fitted once to samples and prototypes of all rounds kept, with a fixed seed.",
-            *([] if few else [f"{len(names)} classes are too many for a key: hover names them."]),
+            *([] if few or not same else [f"{len(names)} classes are too many for a key: hover names them."]),
+            *([] if same else ["Classes differ between methods, and so do their colours: hover names them."]),
             *([f"The first {MOST_METHODS} of {len(pairs)} methods."] if len(pairs) > MOST_METHODS else []),
         ],
         paper=[f"{plane}|{tick}" for plane in planes for tick in dict.fromkeys((ticks[0], ticks[-1]))],

@@ -26,16 +26,23 @@ def make(groups: Sequence[Group]) -> Figure:
     notes = [f"{len(shown)} of {len(known)} partitions are drawn."] if len(known) > len(shown) else []
     if clients > MOST_CLIENTS:
         notes.append(f"{MOST_CLIENTS} of {clients:,} clients are drawn, evenly spaced.")
-    bubbles = clients <= MOST_BUBBLES
+    drawn = {_many(run) for run in shown}
+    how = {False: "the area of a bubble is their number", True: "the stronger the colour, the more; empty: none"}
     return Figure(
         id="partition",
         title="Partition",
         caption="Training samples of each client and class: "
-        + ("the area of a bubble is their number." if bubbles else "the darker, the more; empty: none.")
+        + "; or, of many, ".join(how[many] for many in sorted(drawn))
+        + "."
         + " Columns of one or two bubbles are clients that know little of the world.",
         panels=[Panel({"": _plot(run)}, _title(run, groups), wide=len(shown) == 1 or clients > 25) for run in shown],
         notes=notes,
     )
+
+
+def _many(run: Run) -> bool:
+    """Whether there are more clients or classes than bubbles can show."""
+    return max(_counts(run).shape) > MOST_BUBBLES
 
 
 def _counts(run: Run) -> np.ndarray:
@@ -54,7 +61,7 @@ def _plot(run: Run) -> Plot:
     counts = _counts(run)
     numbers = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(int))
     names = [shorten(name) for name in run.class_names] or [str(c) for c in range(counts.shape[1])]
-    if len(counts) > MOST_BUBBLES or counts.shape[1] > MOST_BUBBLES:
+    if _many(run):
         shares = np.where(counts[numbers] > 0, counts[numbers], np.nan).astype(float).T
         heat = Heat(shares, [str(n) for n in numbers], names, "samples", 0, float(counts.max()))
         return Plot([heat], Axis("client"), Axis(""), height=min(900, max(300, 60 + 14 * len(names))))

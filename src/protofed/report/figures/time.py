@@ -1,6 +1,7 @@
 """Where the seconds of a round go."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words, rows_high
@@ -31,11 +32,11 @@ def make(groups: Sequence[Group]) -> Figure:
 def split(group: Group) -> dict[str, float]:
     """Median seconds of each part, mean over seeds."""
     total: dict[str, float] = {}
-    for run in group.runs:
-        lines = [parts for line in run.rounds if (parts := _parts(line))]
+    timed = [lines for run in group.runs if (lines := [parts for line in run.rounds if (parts := _parts(line))])]
+    for lines in timed:
         for part in dict.fromkeys(part for parts in lines for part in parts):
-            values = sorted(parts.get(part, 0.0) for parts in lines)
-            total[part] = total.get(part, 0.0) + values[len(values) // 2] / len(group.runs)
+            middle = median(parts.get(part, 0.0) for parts in lines)
+            total[part] = total.get(part, 0.0) + middle / len(timed)
     return total
 
 

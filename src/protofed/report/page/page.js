@@ -212,17 +212,23 @@ function refreshControls(figure) {
 const current = (id) => state.data.figures.find((figure) => figure.id === id);
 const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((panel) => [panel.title, panel.label, panel.wide]), figure.missing, figure.key, figure.table.length > 0]);
 
+/** Which method is which line, for paper; where colours mean something else the figure has a key of its own. */
+function legend(figure) {
+  if (figure.id === "partition" || figure.key.length || figure.panels.every((panel) => panel.label)) return [];
+  const shown = state.data.methods.filter((method) => !state.hidden.has(method.label));
+  return shown.map((method) => make("li", {}, swatch(method, method.colour), method.label));
+}
+
 function figureNode(figure) {
   if (figure.missing) return section(figure.id, figure.title, make("p", { class: "missing" }, figure.missing));
   const grid = figure.columns === 3 && figure.panels.length > 2 ? "panels three" : "panels";
   const panels = figure.panels.map((panel, i) => make("figure", { class: panel.wide ? "panel wide" : "panel", "data-panel": i },
     panel.title ? make("h3", {}, panel.title) : null, make("div", { class: "plot", style: `height:${panel.height}px` })));
   const keys = figure.key.map(([name, colour, symbol]) => make("li", {}, make("span", { "data-colour": colour }, SYMBOLS[symbol]), name));
-  const legend = figure.panels.some((panel) => !panel.label) && figure.id !== "partition" ? state.data.methods : [];
   return section(figure.id, figure.title,
     make("p", { class: "caption" }, figure.caption),
     figure.controls.length ? make("div", { class: "controls" }, ...figure.controls.map((control) => controlNode(figure, control))) : null,
-    make("ul", { class: "key legend" }, ...legend.map((method) => make("li", {}, swatch(method, method.colour), method.label))),
+    make("ul", { class: "key legend" }, ...legend(figure)),
     make("div", { class: grid }, ...panels),
     keys.length ? make("ul", { class: "key" }, ...keys) : null,
     figure.table.length ? numberTable(figure.table) : null,
@@ -235,6 +241,7 @@ function renewed(figure, old) {
   if (shape(old) === shape(figure)) {
     if (figure.missing) return node;
     node.querySelector(".caption").textContent = figure.caption;
+    node.querySelector(".legend").replaceChildren(...legend(figure));
     node.querySelector("ul.notes").replaceChildren(...figure.notes.map((note) => make("li", {}, note)));
     if (figure.table.length) node.querySelector(":scope > .scroll").replaceWith(numberTable(figure.table));
     return node;
@@ -250,6 +257,14 @@ function renewed(figure, old) {
 function numberTable([head, ...rows]) {
   return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head.map((text) => make("th", {}, text)))),
     make("tbody", {}, ...rows.map((row) => make("tr", { "data-label": row[0] }, ...row.map((text) => make("td", {}, text)))))));
+}
+
+/** A name of so many letters: its end where its beginning is another's too. */
+function shortened(name, names, most) {
+  const text = plain(name), start = (other) => plain(other).slice(0, most - 1);
+  if (text.length <= most) return name;
+  const alone = names.filter((other) => start(other) === start(name)).length === 1;
+  return alone ? `${safe(start(name))}…` : `${safe(text.slice(0, 4))}…${safe(text.slice(5 - most))}`;
 }
 
 /** Traces and layout of a plot in the colours of the page, without what is hidden. */
@@ -277,9 +292,9 @@ function themed(plot) {
     axis.title.standoff = 8;
     if (axis.categoryarray) {
       const shown = axis.categoryarray.filter((name) => !state.hidden.has(plain(name)));
-      const most = small ? 14 : 32;
+      const most = small || state.printing ? 14 : 32;
       axis.tickvals = shown;
-      axis.ticktext = shown.map((name) => (plain(name).length > most ? `${safe(plain(name).slice(0, most - 1))}…` : name));
+      axis.ticktext = shown.map((name) => shortened(name, shown, most));
       Object.assign(axis, { categoryarray: shown, categoryorder: "array", showgrid: false, autorange: false, range: [shown.length - 0.5, -0.5] });
     }
   }
@@ -400,6 +415,7 @@ addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
   for (const figure of state.data.figures) {
     for (const key of byId(figure.id).querySelectorAll("[data-colour]")) key.style.color = key.dataset.colour;
+    if (!figure.missing) byId(figure.id).querySelector(".legend").replaceChildren(...legend(figure));
     figure.panels.forEach((panel, index) => drawPanel(figure, index));
   }
 });
