@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from command import protofed
 from protofed import Experiment, UserError, run
 from protofed.cli import sweep as cli
 from protofed.folder import RunFolder
@@ -73,6 +74,15 @@ def test_tables_and_lists_are_values_too() -> None:
     assert len(set(hashes(plan))) == len(cells)
     assert not any("\n" in cell.name for cell in cells)
     assert cells[0].labels["model.name"] == '["mlp_digits", "cnn_digits_8"]'
+
+
+def test_a_dry_run_checks_too() -> None:
+    Path("mine.toml").write_text('experiment = "demo"\nmethods.local = []\nchanges = ["data.name=mine"]\n')
+    done = protofed("sweep", "mine.toml", "--dry-run")
+    assert done.returncode == 2
+    assert "1 cells, 0 done" in done.stdout
+    assert "is impossible" in done.stderr
+    assert not Path("runs").exists()
 
 
 def test_a_sweep_never_writes_over_its_own_file() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from command import protofed
 from protofed import Experiment, UserError, run
+from protofed.cli.sweep import table_of
 from protofed.folder import RunFolder
 from protofed.report import paired, render
 from protofed.report.columns import Column
@@ -286,6 +287,16 @@ def test_a_baseline_of_several_rows_is_refused() -> None:
     folder("runs/local", 0.4, "method=local")
     with pytest.raises(UserError, match=r"is several rows\. Name one of 'fedproto, lam=1.0', 'fedproto, lam=4.0'"):
         tabulate(collect("runs"), baseline="fedproto")
+
+
+def test_a_sweep_names_finished_cells_that_are_not_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = rows({"local": [0.5, 0.5], "fedproto": [0.6, 0.6]})
+    old = runs / "fedproto-1"
+    (old / "environment.json").write_text('{"protofed": "0.0.9"}')
+    table_of(collect(runs), [old])
+    assert f"left out: {old}: made by protofed 0.0.9" in " ".join(capsys.readouterr().out.split())
+    table_of(collect(runs))
+    assert "left out" not in capsys.readouterr().out
 
 
 def test_only_the_cells_of_a_sweep_are_shown_unless_all_are_asked_for() -> None:
