@@ -11,7 +11,7 @@ import numpy as np
 
 from protofed.errors import UserError
 from protofed.folder import RunFolder
-from protofed.report.runs import that_counts
+from protofed.report.runs import flat, that_counts
 
 ASIDE = ("device", "engine.", "record.", "evaluate.own", "evaluate.gm")  # keys that make no other experiment of it
 LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
@@ -187,11 +187,6 @@ def _scope(run: Run, key: str) -> tuple[str, str]:
     return (str(run.summary["method"]) if key.startswith("method.") else "", key)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif f"{prefix}{key}" not in ("seed", "method.name"):
-            found[f"{prefix}{key}"] = value
-    return found
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key but those by which runs are told apart anyway."""
+    return {key: value for key, value in flat(table).items() if key not in ("seed", "method.name")}
