@@ -13,30 +13,13 @@ import numpy as np
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
+from protofed.report import parts
+from protofed.report.parts import Partition, Remark
 from protofed.version import VERSION
 
 NO_RUN = ("checkpoints", "__pycache__")  # folders in which no run is looked for
 LISTING = "cells.json"  # beside the runs of a sweep: what it calls each
 ACCURACIES = ("accuracy_mean", "global_accuracy", "loss")  # a round that has none of these was not written by us
-
-
-CLIENT = {"client", "architecture", "train", "classes"}  # what a line of clients.jsonl says at least
-
-
-class Remark(NamedTuple):
-    """A folder, and why it or a part of it is not in the report."""
-
-    folder: str
-    reason: str
-
-
-class Partition(NamedTuple):
-    """Who has what, as far as a run's folder tells without its data."""
-
-    hash: str
-    fingerprint: str
-    counts: np.ndarray | None
-    """Training samples (clients, classes)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,8 +169,8 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         if rounds[-1]["round"] < settings["rounds"]:
             far = f"{rounds[-1]['round']} of {settings['rounds']}"
             remarks.append(Remark(str(folder), f"rounds.jsonl ends at round {far}, although the run is finished"))
-    names = _part(folder, "classes.json", _json, remarks)
-    partition = _part(folder, "partition.npz", _partition, remarks) or Partition("", "", None)
+    names = parts.part(folder, "classes.json", parts.table, remarks)
+    partition = parts.part(folder, "partition.npz", parts.partition, remarks) or Partition("", "", None)
     if not partition.hash and summary is not None:
         partition = partition._replace(hash=str(summary.get("partition") or ""))
     classes = partition.counts.shape[1] if partition.counts is not None else 0
@@ -197,17 +180,17 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         known = range(classes)
     return Run(
         folder=folder,
-        name=_part(folder.parent, LISTING, _called, remarks).get(folder.name, str(settings["method.name"])),
+        name=parts.part(folder.parent, LISTING, parts.called, remarks).get(folder.name, str(settings["method.name"])),
         settings=settings,
         rounds=rounds,
         summary=summary,
-        clients=_part(folder, "clients.jsonl", _lines, remarks) or [],
-        environment=_part(folder, "environment.json", _json, remarks) or {},
+        clients=parts.part(folder, "clients.jsonl", parts.client_lines, remarks) or [],
+        environment=parts.part(folder, "environment.json", parts.table, remarks) or {},
         partition=partition,
         class_names=[str(name) for name in known],
         superclasses=names.get("superclasses"),
-        confusion=_part(folder, "confusion.npz", _confusion, remarks) or {},
-        views=_part(folder, "views.npz", _views, remarks) or {},
+        confusion=parts.part(folder, "confusion.npz", parts.confusion, remarks) or {},
+        views=parts.part(folder, "views.npz", parts.views, remarks) or {},
     )
 
 
@@ -222,8 +205,7 @@ def _is_round(line: Any) -> bool:
 
 def _agree(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
     """A UserError where a summary is of another run than the settings beside it."""
-    pairs = {"method": "method.name", "seed": "seed", "rounds": "rounds", "clients": "clients"}
-    for name, key in pairs.items():
+    for name, key in {"method": "method.name", "seed": "seed", "rounds": "rounds"}.items():
         if name in summary and summary[name] != settings[key]:
             what = f"{name} is {settings[key]!r} in the one and {summary[name]!r} in the other"
             raise UserError(f"its experiment.toml and summary.json are of different runs: {what}")
@@ -237,80 +219,6 @@ def _settings(source: RunFolder) -> dict[str, Any]:
     except UserError as error:
         what = str(error).partition(". ")[0]  # the remedy is for who writes one
         raise UserError(f"experiment.toml is of another version or method: {what}") from None
-
-
-def _part(folder: Path, name: str, reader: Any, remarks: list[Remark]) -> Any:
-    """One file of a run; {} where it is not there, with a remark where it cannot be read."""
-    path = folder / name
-    if not path.is_file():
-        return {}
-    try:
-        return reader(path)
-    except Exception as error:  # json, zip, zlib and numpy each raise their own; the remark is one
-        remarks.append(Remark(str(folder), f"{name} cannot be read ({type(error).__name__}): what it tells is missing"))
-        return {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("not a table")
-    return content
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if not all(isinstance(line, dict) and line.keys() >= CLIENT for line in lines):
-        raise ValueError("a line is no client")
-    return lines
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as stored:
-        return dict(stored)
-
-
-def _confusion(path: Path) -> dict[str, np.ndarray]:
-    tables = _arrays(path)
-    if not all(table.ndim == 2 and table.shape[0] == table.shape[1] for table in tables.values()):
-        raise ValueError("not square")
-    return tables
-
-
-def _views(path: Path) -> dict[str, np.ndarray]:
-    """Snapshots whose shapes fit each other; a KeyError or a ValueError where they do not."""
-    views = _arrays(path)
-    rounds, samples, width = views["z"].shape
-    globals_, clients = len(views["global_class"]), len(views["local_clients"])
-    classes = views["local_held"].shape[2]
-    expected = {
-        "rounds": (rounds,),
-        "labels": (samples,),
-        "client": (samples,),
-        "global_prototypes": (rounds, globals_, width),
-        "global_held": (rounds, globals_),
-        "local_prototypes": (rounds, clients, classes, width),
-        "local_held": (rounds, clients, classes),
-    }
-    for name, shape in expected.items():
-        if views[name].shape != shape:
-            raise ValueError(f"{name} is {views[name].shape}, not {shape}")
-    if not np.isfinite(views["z"]).any():
-        raise ValueError("no embedding is a number")
-    return views
-
-
-def _called(path: Path) -> dict[str, str]:
-    """A sweep's names of its methods, by folder."""
-    return {row["folder"]: row["labels"]["method"] for row in json.loads(path.read_text(encoding="utf-8"))}
-
-
-def _partition(path: Path) -> Partition:
-    with np.load(path, allow_pickle=False) as stored:
-        counts = stored.get("counts")
-        if counts is not None and (counts.ndim != 2 or not counts.any()):
-            raise ValueError("no counts of clients and classes")
-        return Partition(str(stored["hash"]), str(stored["fingerprint"]), counts)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
