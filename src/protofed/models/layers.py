@@ -1,6 +1,7 @@
 """Layers whose randomness, or whose padding, is an argument."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -123,33 +124,51 @@ class MatrixConv(nn.Module):
 def matrix_convs(module: nn.Module, rounded: bool) -> None:
     """Replace convolutions below a module, in place, that a matrix product may do faster for stacked clients: those of
     few input channels, in full precision (not rounded to tf32 or bf16) nearly all, otherwise those that are small."""
-    for name, child in list(module.named_modules(remove_duplicate=False)):
+
+    def product(child: nn.Module) -> nn.Module | None:
         if type(child) is not nn.Conv2d or child.groups > 1 or child.padding_mode != "zeros":
-            continue
+            return None
         if isinstance(child.padding, str) or _pair(child.dilation) != (1, 1):
-            continue
+            return None
         fan_in = child.weight[0].numel()
         always = child.in_channels < 16 or (not rounded and (fan_in <= 1000 or max(_pair(child.kernel_size)) < 5))
-        parent, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, MatrixConv(child, always))
+        return MatrixConv(child, always)
+
+    _exchange(module, product)
 
 
 def plain_pools(module: nn.Module) -> None:
     """Replace every max-pooling of 2x2 squares below a module, in place."""
-    for name, child in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(child, nn.MaxPool2d):
-            plain = [_pair(child.kernel_size), _pair(child.stride), _pair(child.padding), _pair(child.dilation)]
-            if plain == [(2, 2), (2, 2), (0, 0), (1, 1)] and not child.ceil_mode and not child.return_indices:
-                parent, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(parent), leaf, Pool2x2())
+
+    def plain(child: nn.Module) -> nn.Module | None:
+        if not isinstance(child, nn.MaxPool2d) or child.ceil_mode or child.return_indices:
+            return None
+        sizes = [_pair(child.kernel_size), _pair(child.stride), _pair(child.padding), _pair(child.dilation)]
+        return Pool2x2() if sizes == [(2, 2), (2, 2), (0, 0), (1, 1)] else None
+
+    _exchange(module, plain)
 
 
 def plain_means(module: nn.Module) -> None:
     """Replace every mean over whole images below a module, in place."""
+
+    def mean(child: nn.Module) -> nn.Module | None:
+        whole = isinstance(child, nn.AdaptiveAvgPool2d) and _pair(child.output_size) == (1, 1)
+        return Mean2d() if whole else None
+
+    _exchange(module, mean)
+
+
+def _exchange(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> list[str]:
+    """Put what `other` gives for a layer in its place, wherever it stands below a module; None leaves it. Returns the
+    names of those that were exchanged."""
+    names = []
     for name, child in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(child, nn.AdaptiveAvgPool2d) and _pair(child.output_size) == (1, 1):
+        if (new := other(child)) is not None:
             parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, Mean2d())
+            setattr(module.get_submodule(parent), leaf, new)
+            names.append(name)
+    return names
 
 
 def _pair(size: Any) -> Pair:
@@ -192,13 +211,13 @@ class MaskedBatchNorm(nn.Module):
 def mask_norms(module: nn.Module, every: bool) -> list[str]:
     """Replace every BatchNorm below a module by a masked one, in place, or only those that torch.func cannot take
     (a cumulative mean reads its counter on the host); returns their names."""
-    names = []
-    for name, child in list(module.named_modules(remove_duplicate=False)):
+
+    def masked(child: nn.Module) -> nn.Module | None:
         if isinstance(child, nn.modules.batchnorm._BatchNorm) and (every or child.momentum is None):
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, MaskedBatchNorm(child))
-            names.append(name)
-    return names
+            return MaskedBatchNorm(child)
+        return None
+
+    return _exchange(module, masked)
 
 
 def key_dropouts(module: nn.Module) -> list[str]:
