@@ -22,7 +22,7 @@ from protofed.reproduce import embed, page, plan, render
 from protofed.reproduce import run as running
 from protofed.reproduce.entry import Column, Entry, load, names, parse
 from protofed.reproduce.measure import Done, Views, value
-from protofed.reproduce.result import Measured, orderings
+from protofed.reproduce.result import Measured, joined, orderings
 from protofed.results import Result
 from protofed.sweep import Cell
 
@@ -131,7 +131,7 @@ def _entry(**fields: Any) -> Entry:
 
 
 def _measured(**rows: dict[str, list[float | None]]) -> Measured:
-    return Measured("fedproto/x", "", [0, 1], rows, [], 0, 1.0, "here")
+    return Measured("fedproto/x", "", [0, 1], rows, [], {"1": 1.0}, "here")
 
 
 @pytest.mark.parametrize(
@@ -350,6 +350,16 @@ def test_time_that_is_up_stops_cleanly() -> None:
     assert Measured.load(Path("out/fednh/figure-2-quick/result.json")).missing == 6
 
 
+def test_a_part_of_the_runs() -> None:
+    words = ("fedpr/figure-2", "--quick", "--out", "out", "--jobs", "1")
+    done = _reproduce(*words, "--only", "seed=0", "--only", "method=fedpr")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 runs are not finished" in done.stdout
+    measured = Measured.load(Path("out/fedpr/figure-2-quick/result.json"))
+    assert list(measured.rows) == ["fedpr"]
+    assert len(list(Path("out/runs").iterdir())) == 1
+
+
 def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     _main(monkeypatch, "mpfedcl/table-2", "mpfedcl/figure-6", "--quick", "--out", "out")
     assert Path("out/mpfedcl/figure-6-quick/mnist.png").is_file()
@@ -365,6 +375,9 @@ def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch)
         ([], "--list"),
         (["--write", "--out", "out"], "is for a checkout"),
         (["nothing/"], "names nothing"),
+        (["fedpr/figure-2", "--quick", "--only", "seed"], "should be label=value"),
+        (["fedpr/figure-2", "--quick", "--out", "out", "--only", "seed=7"], "seed is one of 0, 1"),
+        (["fedpr/figure-2", "--quick", "--out", "out", "--only", "x=7"], "labels are experiment, method, seed"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -404,8 +417,10 @@ def test_write_brings_results_into_the_page() -> None:
         shutil.copyfile(ROOT / path, path)
     columns = [column.name for column in load("fedpr/figure-2").columns]
     rows = {row: {name: [x, x] for name in columns} for row, x in (("fedavg", 0.9157), ("fedpr", 0.9462))}
-    Measured("fedpr/figure-2", "", [0, 1], rows, [], 0, 60.0, "a machine").save(Path("out/fedpr/figure-2/result.json"))
-    Path("out/fedpr/figure-2/figure.png").write_bytes(b"a picture")
+    result, picture = Path("out/fedpr/figure-2/result.json"), Path("out/fedpr/figure-2/figure.png")
+    measured = Measured("fedpr/figure-2", "", [0, 1], rows, [], {"r": 60.0, "s": 0.0}, "a machine")
+    measured.save(result)
+    picture.write_bytes(b"a picture")
     assert page.write(Path("out"))[0] == "fedpr/figure-2: 2 seeds"
     text = page.PAGE.read_text(encoding="utf-8")
     assert "| fedpr | 94.62 | 94.62 ± 0.00 | +0.00 |" in text
@@ -413,3 +428,32 @@ def test_write_brings_results_into_the_page() -> None:
     assert "](images/reproduce/fedpr-figure-2-figure.png)" in text
     assert Path("docs/images/reproduce/fedpr-figure-2-figure.png").read_bytes() == b"a picture"
     assert json.loads(page.NUMBERS.read_text())["fedpr/figure-2"]["seeds"] == [0, 1]
+
+    # another machine has made one of the runs anew
+    rows = {"fedpr": {name: [None, 0.96] for name in columns}}
+    measured._replace(rows=rows, runs={"r": None, "s": 9.0}, machine="another").save(result)
+    picture.write_bytes(b"of one run")
+    said = page.write(Path("out"))[0]
+    assert said.startswith("fedpr/figure-2: 2 seeds, runs that stay from before: 1, and so do its pictures")
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert "| fedpr | 94.62 | 95.31 ± 0.69 | +0.69 |" in text
+    assert "measured, 2 seeds: 69 s of runs on another, a machine" in text
+    assert Path("docs/images/reproduce/fedpr-figure-2-figure.png").read_bytes() == b"a picture"
+
+
+def test_numbers_of_several_machines_are_joined_where_the_runs_are_the_same() -> None:
+    before = Measured(
+        "x", "", [0, 1], {"a": {"x": [0.5, None]}, "b": {"x": [0.1, 0.2]}}, [], {"1": 5.0, "2": None}, "m"
+    )
+    now = Measured("x", "", [0, 1], {"a": {"x": [0.6, 0.7], "y": [1.0, None]}}, [], {"1": None, "2": 2.0}, "n")
+    both = joined(before, now)
+    assert both.rows == {"a": {"x": [0.6, 0.7], "y": [1.0, None]}, "b": {"x": [0.1, 0.2]}}
+    assert (both.runs, both.missing, both.seconds, both.machine) == ({"1": 5.0, "2": 2.0}, 0, 7.0, "n, m")
+    assert joined(now, now) == now
+    for other in (
+        None,
+        before._replace(label="quick"),
+        before._replace(seeds=[0, 2]),
+        before._replace(runs={"3": 1.0}),
+    ):
+        assert joined(other, now) is now

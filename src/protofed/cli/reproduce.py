@@ -27,6 +27,10 @@ def reproduce(
     limit: Annotated[
         str, typer.Option(help="Stop cleanly after so long, as 480s, 20m or 2h; go on with the same command.")
     ] = "",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run a part now, as seed=0 or method=fednh,fedavg; for several labels, several times."),
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="In a checkout: bring what --out holds into docs/results.md.")
     ] = False,
@@ -41,6 +45,8 @@ def reproduce(
       protofed reproduce fedproto/table-mnist --quick
 
       protofed reproduce fedproto/table-mnist fedpr/figure-2 --data-dir DIR --limit 20m
+
+      protofed reproduce fednh/table-1-cifar10 --data-dir DIR --only seed=0 --only method=fedavg,fednh
     """
     if listing:
         _list()
@@ -58,6 +64,7 @@ def reproduce(
             data_dir=data_dir,
             jobs=jobs,
             limit=_seconds(limit),
+            only=_labels(only or []),
             watch=view(console),
             tell=say,
         )
@@ -92,6 +99,17 @@ def _named(words: list[str]) -> list[str]:
         if not here:
             raise UserError(f"{word} names nothing. See 'protofed reproduce --list'.")
         found += here
+    return found
+
+
+def _labels(words: list[str]) -> dict[str, list[str]]:
+    """label=value,value: what to run."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        label, equals, values = word.partition("=")
+        if not (label and equals and values):
+            raise UserError(f"--only {word!r} should be label=value, such as seed=0 or method=fednh,fedavg.")
+        found.setdefault(label.strip(), []).extend(value.strip() for value in values.split(","))
     return found
 
 

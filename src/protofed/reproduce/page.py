@@ -10,7 +10,7 @@ from protofed.atomic import write_atomically
 from protofed.errors import UserError
 from protofed.reproduce import plan, render
 from protofed.reproduce.entry import PAPERS, Entry, load, names
-from protofed.reproduce.result import Measured, as_dict, orderings
+from protofed.reproduce.result import Measured, as_dict, joined, orderings
 
 NUMBERS, PAGE, IMAGES = Path("docs/results.json"), Path("docs/results.md"), Path("docs/images/reproduce")
 START = 3.0  # seconds that a run takes beside its rounds, roughly
@@ -30,7 +30,11 @@ def _read(path: Path) -> dict[str, Measured]:
 
 
 def write(out: Path) -> list[str]:
-    """Bring the results in a folder into the page; returns what was done, in words. Quick versions stay out."""
+    """Bring the results in a folder into the page; returns what was done, in words. Quick versions stay out.
+
+    Runs of an entry may be made on several machines, and brought in one folder after the other: what the page has of
+    the same runs stays, where there is nothing new.
+    """
     if not PAGE.is_file() or not NUMBERS.is_file():
         raise UserError(f"--write is for a checkout: there is no {NUMBERS} here. Change to the repository's root.")
     numbers, said = _read(NUMBERS), []
@@ -41,13 +45,19 @@ def write(out: Path) -> list[str]:
         measured = Measured.load(folder / "result.json")
         if not measured.rows:
             continue
-        numbers[name] = measured
-        said.append(
-            f"{name}: {len(measured.seeds)} seeds" + (f", {measured.missing} runs missing" if measured.missing else "")
-        )
-        IMAGES.mkdir(parents=True, exist_ok=True)
-        for picture in sorted(folder.glob("*.png")):
-            shutil.copyfile(picture, IMAGES / f"{name.replace('/', '-')}-{picture.name}")
+        numbers[name] = joined(numbers.get(name), measured)
+        kept = measured.missing - numbers[name].missing
+        parts = [f"{len(measured.seeds)} seeds"]
+        parts += [f"runs missing: {numbers[name].missing}"] * (numbers[name].missing > 0)
+        parts += [f"runs that stay from before: {kept}"] * (kept > 0)
+        pictures = sorted(folder.glob("*.png"))
+        if pictures and kept and list(IMAGES.glob(f"{name.replace('/', '-')}-*.png")):
+            parts.append(f"and so do its pictures, because {out} lacks runs that they show")
+        else:
+            IMAGES.mkdir(parents=True, exist_ok=True)
+            for picture in pictures:
+                shutil.copyfile(picture, IMAGES / f"{name.replace('/', '-')}-{picture.name}")
+        said.append(f"{name}: {', '.join(parts)}")
     content = {name: as_dict(numbers[name]) for name in names() if name in numbers}
     write_atomically(NUMBERS, (json.dumps(content, indent=1) + "\n").encode())
     write_atomically(PAGE, whole(numbers).encode())

@@ -22,9 +22,18 @@ class Measured(NamedTuple):
     seeds: list[int]
     rows: dict[str, dict[str, list[float | None]]]
     left_out: list[str]
-    missing: int  # runs that are not finished
-    seconds: float  # of the runs, one after another
+    runs: dict[str, float | None]  # a run's hash -> seconds that it took (None: not finished)
     machine: str
+
+    @property
+    def missing(self) -> int:
+        """Runs that are not finished."""
+        return sum(seconds is None for seconds in self.runs.values())
+
+    @property
+    def seconds(self) -> float:
+        """Of the runs, one after another."""
+        return sum(seconds or 0.0 for seconds in self.runs.values())
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +50,21 @@ class Measured(NamedTuple):
 
     def numbers(self, row: str, column: str) -> list[float | None]:
         return self.rows.get(row, {}).get(column, [])
+
+
+def joined(before: Measured | None, now: Measured) -> Measured:
+    """What was measured now, and of what was measured before, where the same runs are asked for, the rest."""
+    if before is None or (before.label, before.seeds, set(before.runs)) != (now.label, now.seeds, set(now.runs)):
+        return now
+    rows = {row: dict(columns) for row, columns in now.rows.items()}
+    for row, columns in before.rows.items():
+        for name, old in columns.items():
+            new = rows.setdefault(row, {}).get(name, [None] * len(old))
+            rows[row][name] = [a if a is not None else b for a, b in zip(new, old, strict=True)]
+    runs = {run: seconds if seconds is not None else before.runs[run] for run, seconds in now.runs.items()}
+    kept = [run for run, seconds in now.runs.items() if seconds is None and before.runs[run] is not None]
+    machines = [*now.machine.split(", "), *(before.machine.split(", ") if kept else [])]
+    return now._replace(rows=rows, runs=runs, machine=", ".join(dict.fromkeys(filter(None, machines))))
 
 
 def columns_of(entry: Entry, measured: Measured) -> list[Column]:

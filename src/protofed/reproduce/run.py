@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -56,10 +56,14 @@ def reproduce(
     data_dir: Path | None = None,
     jobs: int | None = None,
     limit: float | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
     watch: SweepWatch | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Run what is not finished of these entries, the most important first, and measure all that is."""
+    """Run what is not finished of these entries, the most important first, and measure all that is.
+
+    `only`: label (experiment, method, seed, a parameter) -> values; runs with another one are left for later.
+    """
     entries = sorted((load(name) for name in dict.fromkeys(names)), key=lambda entry: entry.importance)
     plans, skipped = [], []
     for entry in entries:
@@ -71,16 +75,28 @@ def reproduce(
             skipped.append(str(error))
     placed = _place([cell for plan in plans if plan.entry.kind == "runs" for cell in plan.cells], out / RUNS)
     stopped, outcomes = False, []
-    if placed:
+    todo = _only(placed, only or {})
+    if todo:
         (out / RUNS).mkdir(parents=True, exist_ok=True)
         try:
             with _stopping_after(limit):
-                outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=_brief(watch))
+                outcomes = run_cells(todo, data_dir=data_dir, jobs=jobs, watch=_brief(watch))
         except KeyboardInterrupt:
             stopped = True
     stopped = stopped or any(outcome.status == "stopped" for outcome in outcomes)
     done = [_measure(plan, placed, out, data_dir, tell) for plan in plans]
     return Report(done, [o for o in _once(outcomes) if o.status == "failed"], skipped, stopped)
+
+
+def _only(placed: Sequence[Placed], only: Mapping[str, Sequence[str]]) -> list[Placed]:
+    for label, wanted in only.items():
+        there = list(dict.fromkeys(p.cell.labels[label] for p in placed if label in p.cell.labels))
+        for word in wanted:
+            if word not in there:
+                known = list(dict.fromkeys(key for p in placed for key in p.cell.labels))
+                choice = f"{label} is one of {', '.join(there)}" if there else f"the labels are {', '.join(known)}"
+                raise UserError(f"--only {label}={word} is no run of what was named: {choice}.")
+    return [p for p in placed if all(p.cell.labels.get(label) in wanted for label, wanted in only.items())]
 
 
 def _brief(watch: SweepWatch | None) -> SweepWatch | None:
@@ -140,7 +156,7 @@ def _measure(
     began = time.perf_counter()
     if plan.entry.kind != "runs":
         measured, pictures = _special(plan, folder, data_dir, tell)
-        measured = measured._replace(seconds=time.perf_counter() - began)
+        measured = measured._replace(runs={plan.entry.kind: time.perf_counter() - began})
     else:
         wanted = {cell.hash for cell in plan.cells}
         by_hash = {p.cell.hash: (p.folder, s) for p, s in finished([p for p in placed if p.cell.hash in wanted])}
@@ -181,8 +197,8 @@ def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
     spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
     machines = Counter(_machine(RunFolder(one.result.folder)) for one in done)
     by = ", ".join(name for name, _ in machines.most_common())
-    missing = len({cell.hash for cell in plan.cells}) - len(spent)
-    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, missing, sum(spent.values()), by)
+    runs = {cell.hash: spent.get(cell.hash) for cell in plan.cells}
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, runs, by)
 
 
 def _columns(plan: Plan) -> list[Column]:
@@ -225,4 +241,4 @@ def _special(
         seeds = plan.entry.quick.seeds if plan.quick else SPIRAL_SEEDS
         rows, pictures = special.spirals(plan, seeds, folder, tell)
     here = machine(environment(Experiment(device="cpu")))
-    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, 0, 0.0, here), pictures
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, {}, here), pictures
