@@ -183,6 +183,16 @@ def test_batchnorm_runs_and_is_averaged_under_fedavg() -> None:
 # stopping and going on
 
 
+class Told(Watch):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 class StopAfter(Watch):
     def __init__(self, round: int, how: type[BaseException] = KeyboardInterrupt) -> None:
         self.last, self.how = round, how
@@ -353,12 +363,14 @@ def test_a_learning_rate_that_blows_up_is_said_in_one_line() -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """A file system of 400 kB, in this process's own tree."""
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A file system of 500 kB, in this process's own tree."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(disk)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', '500k')}", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
     )
     if not mounted or mounted.returncode != 0:
         pytest.skip("needs the right to mount a small file system (root)")
@@ -384,6 +396,23 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path) -> None:
     shutil.copytree(out, "moved")  # to where there is room for all of it
     run(plan, "moved", resume=True)
     assert final_state(Path("moved")) == final_state(Path("whole"))
+
+
+@pytest.mark.parametrize("small_disk", ["2m"], indirect=True)
+def test_without_room_for_checkpoints_a_run_goes_on_without(small_disk: Path) -> None:
+    plan = small("rounds=8", "record.models=false", "record.enabled=false", "method=local")
+    run(plan, "whole")
+    out, watch = small_disk / "out", Told()
+    with pytest.raises(Interrupted):
+        run(plan, out, watch=StopAfter(3), checkpoint_seconds=0)
+    (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free - 200_000))
+    run(plan, out, resume=True, watch=watch, checkpoint_seconds=0)
+    said = [note for note in watch.notes if "no room for checkpoints" in note]
+    assert len(said) == 1
+    assert said[0].endswith("it resumes after round 3")
+    assert lines(out) == lines(Path("whole"))
+    assert (out / "clients.jsonl").read_bytes() == Path("whole/clients.jsonl").read_bytes()
+    assert not (out / "checkpoints").exists()
 
 
 def test_environment_says_what_the_run_was_made_with(whole: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from protofed.atomic import sync_folder, write_atomically, write_synced
 from protofed.engines.wire import decode, encode
@@ -20,7 +21,7 @@ from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.method import Tree
 from protofed.segments import FILES, Place, Seal, number_of
-from protofed.store import ClientStore
+from protofed.store import ClientStore, fits
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
 CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
@@ -180,6 +181,10 @@ class RunFolder:
         for old in self.checkpoints()[KEPT:]:
             shutil.rmtree(old)
         self._sweep()
+
+    def fits(self, state: State) -> bool:
+        """Whether there is room for a checkpoint."""
+        return fits(state.clients.unsaved + sum(tensor.nbytes for tensor in tree_leaves(state.server)), self.path)
 
     def checkpoints(self) -> list[Path]:
         """Whole checkpoints, the newest first."""

@@ -230,7 +230,8 @@ def finish(
             raise KeyboardInterrupt
     joined = newcomers(experiment, domains, split, modules, state.server, watch)
     totals["seconds"] += time.perf_counter() - started
-    folder.save(state._replace(totals=totals | {"finished": True}))
+    if experiment.record.models:
+        folder.save(state._replace(totals=totals | {"finished": True}))
     trained_clients = len(totals["participations"])
     if trained_clients < len(everyone):
         watch.note(f"{len(everyone) - trained_clients} clients never took part and are measured as they began")

@@ -159,7 +159,8 @@ def _rounds(
 ) -> State:
     """Every round that is left."""
     method = experiment.method
-    saved_at, save_seconds = time.monotonic(), 0.0
+    saved, saved_at, save_seconds = state.round, time.monotonic(), 0.0
+    room = True
     engine.clients = state.clients
     engine.clock.take()  # what was tried before the first round does not count
     try:
@@ -209,11 +210,20 @@ def _rounds(
                 raise KeyboardInterrupt
             pause = max(checkpoint_seconds, 10 * save_seconds) if checkpoint_seconds else 0.0
             due = time.monotonic() - saved_at >= pause or state.clients.spilled > SPILLED
-            if due or state.round == experiment.rounds:
-                save_seconds = -time.monotonic()
-                folder.save(state)
+            last = state.round == experiment.rounds
+            if due or last:
+                began = time.monotonic()
+                before, room = room, folder.fits(state)
+                if room or (last and experiment.record.models):
+                    folder.save(state)
+                    saved = state.round
+                elif before:
+                    watch.note(
+                        f"the disk has no room for checkpoints of {folder.path}: the run goes on without. Free some "
+                        f"space; if it is stopped now, it resumes after round {saved}"
+                    )
                 saved_at = time.monotonic()
-                save_seconds += saved_at
+                save_seconds = saved_at - began
     except KeyboardInterrupt:
         folder.save(state)
         raise Interrupted(f"stopped after round {state.round} of {experiment.rounds}") from None

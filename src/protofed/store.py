@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -97,7 +98,7 @@ class ClientStore(MutableMapping[int, Client]):
 
     def _hold(self, number: int, client: Client) -> None:
         """Keep a state in memory; for it, those leave that were not used for longest."""
-        size = sum(tensor.nbytes for tensor in tree_leaves(client))
+        size = _bytes(client)
         self.bytes += size - self._memory.get(number, (None, 0))[1]
         self._memory[number] = client, size
         self._memory.move_to_end(number)
@@ -131,7 +132,7 @@ class ClientStore(MutableMapping[int, Client]):
             self._write(number)
         live = self._live()
         dead = sum(map(self.segments.size, live)) - live.total()
-        if dead > max(WASTE, live.total()) or len(live) > MANY:
+        if (dead > max(WASTE, live.total()) or len(live) > MANY) and fits(live.total(), self.segments.path):
             self._rewrite()
         self.segments.seal()
         self.segments.keep(self._live())
@@ -150,6 +151,13 @@ class ClientStore(MutableMapping[int, Client]):
             self.index[old[place]] = self.segments.append(record)
 
     @property
+    def unsaved(self) -> int:
+        """Bytes that are in memory only."""
+        sizes = {number: self._memory[number][1] for number in self._dirty}
+        sizes |= {number: _bytes(client) for number, client in self._put.states.items()}
+        return sum(sizes.values())
+
+    @property
     def spilled(self) -> int:
         """Bytes written since the last save."""
         return self.segments.written
@@ -157,6 +165,15 @@ class ClientStore(MutableMapping[int, Client]):
     def close(self) -> None:
         """Throw away what was written since the last save."""
         self.segments.close()
+
+
+def _bytes(client: Client) -> int:
+    return sum(tensor.nbytes for tensor in tree_leaves(client))
+
+
+def fits(size: int, folder: Path) -> bool:
+    """Whether a disk has room for so many bytes, and as many again for whoever else writes there."""
+    return not size or 2 * size <= shutil.disk_usage(folder).free
 
 
 def _room(device: torch.device) -> int:
