@@ -6,8 +6,6 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from protofed.report import interactive, summary
 from protofed.report.figure import Figure
 from protofed.report.figures import figures
@@ -53,6 +51,8 @@ def build(gathered: Gathered, tell: Tell | None = None) -> tuple[dict[str, Any],
 
 def render(shown: dict[str, Any], script: str = "") -> str:
     """The data in its page."""
+    from plotly.offline import get_plotlyjs  # here, so that a machine that only trains can do without
+
     parts = {
         "style": _file("style.css"),
         "plotly": get_plotlyjs(),
