@@ -67,9 +67,8 @@ def table_of(found: Collected | Sequence[Run], finished: Sequence[Path] = ()) ->
     the others are named elsewhere."""
     made = tabulate(found)
     console.print(render.terminal(made))
-    for note in made.notes:
-        if not note.startswith("left out") or note.startswith(tuple(f"left out: {path}: " for path in finished)):
-            say(f"note: {note}")
+    for note in (*made.remarks, *(out for out in made.left_out if out.folder in finished)):
+        say(f"note: {note}")
     return made
 
 

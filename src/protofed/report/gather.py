@@ -27,6 +27,9 @@ class LeftOut(NamedTuple):
     folder: Path
     reason: str
 
+    def __str__(self) -> str:
+        return f"left out: {self.folder}: {self.reason}"
+
 
 class Run:
     """A finished run and its labels: experiment, method, seed, and whatever else tells it from others."""

@@ -59,7 +59,13 @@ class Table:
     columns: list[Column]
     rows: list[Row]
     baseline: str | None = None
-    notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Everything that has to be said."""
+        return [*self.remarks, *map(str, self.left_out)]
 
     def base_of(self, row: Row) -> Row | None:
         """The row to test this one against: the one that is named, or of a method that is named the one with the same
@@ -94,7 +100,7 @@ def tabulate(found: Collected | Sequence[Run], columns: str | None = None, basel
     left_out = list(left_out)
     rows, settings = _rows(runs, left_out)
     usual = USUAL if len(settings) == 1 and baseline is None else USUAL[: 2 if len(settings) == 1 else 1]
-    table = Table(settings, choose(columns, runs, usual), rows, baseline)
+    table = Table(settings, choose(columns, runs, usual), rows, baseline, left_out=left_out)
     if baseline is not None and not any(table.base_of(row) for row in rows):
         names = {name for row in rows for name in (row.label, row.method)}
         raise UserError(f"--baseline {baseline!r} is no row of the table. {nearest(baseline, names)}")
@@ -104,7 +110,7 @@ def tabulate(found: Collected | Sequence[Run], columns: str | None = None, basel
     _find_other_data(table)
     for setting, column in table.places:
         _fill(table, setting, column)
-    table.notes = [*_notes(table), *(f"left out: {out.folder}: {out.reason}" for out in left_out)]
+    table.remarks = _remarks(table)
     return table
 
 
@@ -189,7 +195,7 @@ def _fair(row: Row, at: tuple[str, str]) -> dict[int, float]:
     return {seed: value for seed, value in row.entries[at].values.items() if seed not in _odd(row, at[0])}
 
 
-def _notes(table: Table) -> list[str]:
+def _remarks(table: Table) -> list[str]:
     """What a reader must know before comparing."""
     notes = []
     for row in table.rows:
