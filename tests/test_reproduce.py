@@ -22,7 +22,7 @@ from protofed.reproduce import embed, page, plan, render
 from protofed.reproduce import run as running
 from protofed.reproduce.entry import Column, Entry, load, names, parse
 from protofed.reproduce.measure import Done, Views, value
-from protofed.reproduce.result import Measured, joined, orderings
+from protofed.reproduce.result import Measured, alike, joined, orderings
 from protofed.results import Result
 from protofed.sweep import Cell
 
@@ -89,7 +89,9 @@ def test_fednh_as_reported(papers: dict[str, str], table: int) -> None:
 
 
 def test_fednh_fairness_as_reported(papers: dict[str, str]) -> None:
+    tiny = load("fednh/table-2-tiny").reported
     for row, numbers in load("fednh/table-2").reported.items():
+        numbers = [*numbers, *tiny[row]]
         pairs = "\t".join(f"{mean} ± {std}" for mean, std in zip(numbers[::2], numbers[1::2], strict=True))
         assert re.search(rf"^{row}\t{re.escape(pairs)}$", papers["fednh"], re.MULTILINE | re.IGNORECASE), row
 
@@ -131,7 +133,7 @@ def _entry(**fields: Any) -> Entry:
 
 
 def _measured(**rows: dict[str, list[float | None]]) -> Measured:
-    return Measured("fedproto/x", "", [0, 1], rows, [], {"1": 1.0}, "here")
+    return Measured("fedproto/x", "", [0, 1], rows, [], {"1": 1.0}, "here", {})
 
 
 @pytest.mark.parametrize(
@@ -336,10 +338,36 @@ def test_a_run_whose_models_are_gone_is_left_out_by_name() -> None:
     kept, lost = running._shown(done, Views(entry, None, Path("views")))
     assert [one.cell.labels["method"] for one in kept] == ["fednh"]
     assert lost == ["demo, fedavg, seed 0: its models, which are shown, are gone. Remove fedavg to run it anew"]
-    assert running._shown(done, Views(load("fednh/table-2"), None, Path("views"))) == (
-        done,
-        [],
-    )  # numbers need no models
+    numbers = Views(load("fednh/table-2"), None, Path("views"))
+    assert running._shown(done, numbers) == (done, [])  # which need no models
+    (Path("fednh") / "clients.jsonl").unlink()
+    (Path("fedavg") / "rounds.jsonl").write_text("")
+    kept, lost = running._shown(done, numbers)
+    assert not kept
+    assert lost[0] == "demo, fedavg, seed 0: its files are damaged. Remove fedavg to run it anew"
+
+
+def test_a_number_at_the_time_of_a_run_that_is_missing_is_not_measured() -> None:
+    entry = _entry(
+        sweep={"experiment": "demo", "seeds": [0], "methods": {"local": [], "fedavg": []}},
+        columns=[Column(title="x", metric="accuracy_mean@time:fedavg")],
+    )
+    changes = ["rounds=2", "clients=3", "model=mlp_digits"]
+    made = plan.Plan(entry, False, plan._cells("demo", entry.sweep, changes, {}), [], "")
+    done = [Done(cell, run(cell.experiment, cell.hash)) for cell in made.cells]
+    views = Views(entry, None, Path("views"))
+    assert running.collect(made, done, views).missing == 0
+    assert running.collect(made, done[:1], views).missing == 2
+
+
+def test_a_damaged_view_is_computed_anew() -> None:
+    plan = Experiment.load("demo", "method=fednh", "model=mlp_digits", "clients=3", "rounds=1")
+    done = Done(Cell({"experiment": "demo", "method": "fednh", "seed": "0"}, plan, "fednh"), run(plan, "fednh"))
+    views = Views(load("fednh/figure-3"), None, Path("views"))
+    first = views.view(done)
+    Path("views/fednh.npz").write_bytes(Path("views/fednh.npz").read_bytes()[:100])
+    again = views.view(done)
+    assert {key: array.tobytes() for key, array in again.items()} == {key: a.tobytes() for key, a in first.items()}
 
 
 def test_time_that_is_up_stops_cleanly() -> None:
@@ -376,6 +404,8 @@ def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch)
         (["--write", "--out", "out"], "is for a checkout"),
         (["nothing/"], "names nothing"),
         (["fedpr/figure-2", "--quick", "--only", "seed"], "should be label=value"),
+        (["mpfedcl/table-2", "--quick", "--only", "seed=0"], "mpfedcl/table-2 has no runs to choose from"),
+        (["fednh/figure-1", "--quick", "--write", "--out", "out"], "is for a checkout"),
         (["fedpr/figure-2", "--quick", "--out", "out", "--only", "seed=7"], "seed is one of 0, 1"),
         (["fedpr/figure-2", "--quick", "--out", "out", "--only", "x=7"], "labels are experiment, method, seed"),
     ],
@@ -418,10 +448,13 @@ def test_write_brings_results_into_the_page() -> None:
     columns = [column.name for column in load("fedpr/figure-2").columns]
     rows = {row: {name: [x, x] for name in columns} for row, x in (("fedavg", 0.9157), ("fedpr", 0.9462))}
     result, picture = Path("out/fedpr/figure-2/result.json"), Path("out/fedpr/figure-2/figure.png")
-    measured = Measured("fedpr/figure-2", "", [0, 1], rows, [], {"r": 60.0, "s": 0.0}, "a machine")
+    measured = Measured("fedpr/figure-2", "", [0, 1], rows, [], {"r": 30.0, "s": 30.0}, "a machine", {})
     measured.save(result)
     picture.write_bytes(b"a picture")
-    assert page.write(Path("out"))[0] == "fedpr/figure-2: 2 seeds"
+    assert page.write(Path("out"))[0].startswith("fedpr/figure-2: left as it is: its 6 runs are of other settings")
+    numbers = json.loads(page.NUMBERS.read_text())
+    page.NUMBERS.write_text(json.dumps(numbers | {"fedpr/figure-2": numbers["fedpr/figure-2"] | {"runs": {"x": 1.0}}}))
+    assert page.write(Path("out"))[0] == "fedpr/figure-2: 2 seeds, instead of 1 runs of other settings or data"
     text = page.PAGE.read_text(encoding="utf-8")
     assert "| fedpr | 94.62 | 94.62 ± 0.00 | +0.00 |" in text
     assert "measured, 2 seeds: 60 s of runs on a machine" in text
@@ -431,7 +464,7 @@ def test_write_brings_results_into_the_page() -> None:
 
     # another machine has made one of the runs anew
     rows = {"fedpr": {name: [None, 0.96] for name in columns}}
-    measured._replace(rows=rows, runs={"r": None, "s": 9.0}, machine="another").save(result)
+    measured._replace(rows=rows, runs={"r": None, "s": 39.0}, machine="another").save(result)
     picture.write_bytes(b"of one run")
     said = page.write(Path("out"))[0]
     assert said.startswith("fedpr/figure-2: 2 seeds, runs that stay from before: 1, and so do its pictures")
@@ -442,18 +475,35 @@ def test_write_brings_results_into_the_page() -> None:
 
 
 def test_numbers_of_several_machines_are_joined_where_the_runs_are_the_same() -> None:
-    before = Measured(
-        "x", "", [0, 1], {"a": {"x": [0.5, None]}, "b": {"x": [0.1, 0.2]}}, [], {"1": 5.0, "2": None}, "m"
-    )
-    now = Measured("x", "", [0, 1], {"a": {"x": [0.6, 0.7], "y": [1.0, None]}}, [], {"1": None, "2": 2.0}, "n")
+    rows: dict[str, dict[str, list[float | None]]] = {"a": {"x": [0.5, None]}, "b": {"x": [0.1, 0.2]}}
+    before = Measured("x", "", [0, 1], rows, ["c"], {"1": 5.0, "2": None}, "m", {"e": "1"})
+    rows = {"a": {"x": [0.6, 0.7], "y": [1.0, None]}}
+    now = Measured("x", "", [0, 1], rows, [], {"1": None, "2": 2.0}, "n", {"f": "2"})
     both = joined(before, now)
     assert both.rows == {"a": {"x": [0.6, 0.7], "y": [1.0, None]}, "b": {"x": [0.1, 0.2]}}
     assert (both.runs, both.missing, both.seconds, both.machine) == ({"1": 5.0, "2": 2.0}, 0, 7.0, "n, m")
+    assert both.data == {"e": "1", "f": "2"}
     assert joined(now, now) == now
-    for other in (
-        None,
-        before._replace(label="quick"),
-        before._replace(seeds=[0, 2]),
-        before._replace(runs={"3": 1.0}),
-    ):
-        assert joined(other, now) is now
+    part = now._replace(runs={"2": 2.0}, left_out=["half of the data"])  # with less data there
+    assert joined(before, part).runs == {"1": 5.0, "2": 2.0}
+    assert joined(before, part).left_out == ["c"]
+    assert joined(before._replace(runs={"2": 1.0}), now).runs == {"1": None, "2": 2.0}
+    assert alike(before, part)
+    assert alike(before, now)
+    others: list[dict[str, Any]] = [{"label": "quick"}, {"seeds": [0, 2]}, {"runs": {"3": 1.0}}, {"data": {"f": "3"}}]
+    assert not any(alike(before._replace(**other), now) for other in others)
+
+
+def test_a_time_is_given_where_all_of_it_is_known() -> None:
+    measured = _measured(a={"x": [0.5, 0.5]})._replace(runs={"1": 5.0, "2": 0.0, "3": None})
+    assert (measured.seconds, measured.missing) == (0.0, 1)
+
+
+def test_fewer_seeds_are_said() -> None:
+    entry = _entry(claims=[{"is": "a", "above": ["b"]}])
+    measured = _measured(a={"x": [0.5, 0.7], "y": [0.5, None]}, b={"x": [0.4, None], "y": [0.1, None]})
+    text = render.markdown(entry, measured)
+    assert "| a | 60.00 ± 10.00 | 50.00 [1] |" in text
+    assert "(x +10.00; y +40.00), in one seed." in text
+    assert render.notes(measured)[0].startswith("[n]: a mean over n seeds only")
+    assert render.notes(_measured(a={"x": [0.5, None]})) == ["all numbers are of one seed."]

@@ -53,6 +53,8 @@ def reproduce(
         return
     if not entries and not write:
         raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
+    if write:
+        page.check()
     report = None
     if entries:
         from protofed.reproduce.run import reproduce as run_entries  # with Matplotlib, which takes its time
@@ -88,7 +90,7 @@ def _end(report: "Report") -> None:
     if report.stopped:
         say("stopped before all runs were finished. The same command goes on.")
         raise typer.Exit(130)
-    if report.failed:
+    if report.failed or not report.done:
         raise typer.Exit(1)
 
 

@@ -10,6 +10,8 @@ spread:pm_l                   standard deviation over clients of a number of cli
 embeddings:..., similarity:...  see `protofed.reproduce.embed`
 """
 
+import contextlib
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from protofed.results import Result
 from protofed.sweep import Cell
 
 LOOKED_AT = {"embeddings", "similarity"}  # what is computed from models
+TIMED = "@time:"  # a number at the time that another run took
 LAST = 10  # rounds that "@" is the mean of
 
 
@@ -93,9 +96,10 @@ class Views:
     def view(self, done: Done) -> Mapping[str, np.ndarray]:
         """Embeddings or class vectors of a run, from a file if they were computed before."""
         path = self.folder / f"{done.cell.hash}.npz"
-        if not path.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            embed.write(path, embed.compute(self.entry, done.result.folder, self.data_dir))
+        with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile), np.load(path) as arrays:
+            return dict(arrays)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        embed.write(path, embed.compute(self.entry, done.result.folder, self.data_dir))
         with np.load(path) as arrays:
             return dict(arrays)
 

@@ -10,7 +10,7 @@ from protofed.atomic import write_atomically
 from protofed.errors import UserError
 from protofed.reproduce import plan, render
 from protofed.reproduce.entry import PAPERS, Entry, load, names
-from protofed.reproduce.result import Measured, as_dict, joined, orderings
+from protofed.reproduce.result import Measured, alike, as_dict, joined, orderings, there
 
 NUMBERS, PAGE, IMAGES = Path("docs/results.json"), Path("docs/results.md"), Path("docs/images/reproduce")
 START = 3.0  # seconds that a run takes beside its rounds, roughly
@@ -25,8 +25,17 @@ def kept() -> dict[str, Measured]:
 
 
 def _read(path: Path) -> dict[str, Measured]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return {name: Measured(entry=name, **numbers) for name, numbers in found.items()}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {name: Measured(entry=name, **numbers) for name, numbers in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error}). Take it from the repository again.") from None
+
+
+def check() -> None:
+    """Raise where there is no page to write."""
+    if not PAGE.is_file() or not NUMBERS.is_file():
+        raise UserError(f"--write is for a checkout: there is no {NUMBERS} here. Change to the repository's root.")
 
 
 def write(out: Path) -> list[str]:
@@ -35,8 +44,7 @@ def write(out: Path) -> list[str]:
     Runs of an entry may be made on several machines, and brought in one folder after the other: what the page has of
     the same runs stays, where there is nothing new.
     """
-    if not PAGE.is_file() or not NUMBERS.is_file():
-        raise UserError(f"--write is for a checkout: there is no {NUMBERS} here. Change to the repository's root.")
+    check()
     numbers, said = _read(NUMBERS), []
     for name in names():
         folder = out / name
@@ -45,9 +53,19 @@ def write(out: Path) -> list[str]:
         measured = Measured.load(folder / "result.json")
         if not measured.rows:
             continue
-        numbers[name] = joined(numbers.get(name), measured)
+        before, parts = numbers.get(name), [f"{len(measured.seeds)} seeds"]
+        if before and not alike(before, measured):
+            now, then = (len(there(list(some.runs.values()))) for some in (measured, before))
+            if now < then:
+                said.append(
+                    f"{name}: left as it is: its {then} runs are of other settings or data than the {now} in {out}. "
+                    f"Remove it from {NUMBERS} to begin anew"
+                )
+                continue
+            parts.append(f"instead of {then} runs of other settings or data")
+            before = None
+        numbers[name] = joined(before, measured) if before else measured
         kept = measured.missing - numbers[name].missing
-        parts = [f"{len(measured.seeds)} seeds"]
         parts += [f"runs missing: {numbers[name].missing}"] * (numbers[name].missing > 0)
         parts += [f"runs that stay from before: {kept}"] * (kept > 0)
         pictures = sorted(folder.glob("*.png"))
@@ -61,7 +79,10 @@ def write(out: Path) -> list[str]:
     content = {name: as_dict(numbers[name]) for name in names() if name in numbers}
     write_atomically(NUMBERS, (json.dumps(content, indent=1) + "\n").encode())
     write_atomically(PAGE, whole(numbers).encode())
-    return [*said, f"{PAGE} has {len(content)} of {len(names())} entries"]
+    return [
+        *(said or [f"nothing is brought in: {out} has no results but quick ones, if any"]),
+        f"{PAGE} has {len(content)} of {len(names())} entries",
+    ]
 
 
 def whole(numbers: Mapping[str, Measured]) -> str:
@@ -72,7 +93,7 @@ def whole(numbers: Mapping[str, Measured]) -> str:
         "the difference. Written by `protofed reproduce --write` from `src/protofed/reproduce/entries`, which has the "
         "settings and the remarks, and `docs/results.json`, which has the numbers by seed. Percent where nothing else "
         "is said, mean ± standard deviation over seeds. A claim holds, or does not, if all seeds agree; otherwise it "
-        "is undecided.",
+        "is undecided. Where there is one seed, that is said.",
         _overview(numbers),
     ]
     paper = ""
@@ -89,9 +110,12 @@ def _overview(numbers: Mapping[str, Measured]) -> str:
     lines = ["| entry | shows | claims that hold / undecided / do not | |", "|---|---|---|---|"]
     for name in names():
         entry, measured = load(name), numbers.get(name)
-        judged = [one.verdict for ordering in orderings(entry, measured) for one in ordering.judged] if measured else []
-        counts = [str(judged.count(verdict)) for verdict in ("holds", "undecided", "does not hold")]
-        cells = [f"[{name}](#{anchor(name)})", entry.shows or entry.title, " / ".join(counts) if judged else "-"]
+        judged = [one for ordering in orderings(entry, measured) for one in ordering.judged] if measured else []
+        verdicts = [one.verdict for one in judged]
+        counts = " / ".join(str(verdicts.count(verdict)) for verdict in ("holds", "undecided", "does not hold"))
+        alone = sum(one.seeds == 1 for one in judged)
+        counts += "" if not alone else " in one seed" if alone == len(judged) else f", {alone} of them in one seed"
+        cells = [f"[{name}](#{anchor(name)})", entry.shows or entry.title, counts if judged else "-"]
         lines.append(f"| {' | '.join([*cells, takes(entry, measured)])} |")
     return "\n".join(lines)
 
@@ -115,7 +139,7 @@ def _section(entry: Entry, measured: Measured | None) -> list[str]:
     parts.append(render.markdown(entry, measured).strip())
     stem = entry.name.replace("/", "-")
     parts += [f"![{entry.title}](images/reproduce/{path.name})" for path in sorted(IMAGES.glob(f"{stem}-*.png"))]
-    parts += [line[0].upper() + line[1:] for line in render.notes(measured) if "one after another" not in line]
+    parts += [line[0].upper() + line[1:] for line in render.notes(measured)]
     if entry.remarks:
         parts.append(entry.remarks.strip())
     return parts

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.reproduce.entry import PAPERS, Column, Entry
-from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of
+from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of, there
 
 TITLE = 18  # letters of a column's title in a line
 WIDE = 3  # columns of paper, here and difference that fit beside each other
@@ -46,7 +46,7 @@ def terminal(console: Console, entry: Entry, measured: Measured) -> None:
         console.print()
     for line in orders(entry, measured):
         console.print(line.replace("**", ""), highlight=False, markup=False, soft_wrap=True)
-    for line in notes(measured):
+    for line in (*notes(measured), *to_go(measured)):
         console.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
     if entry.replaced:
         console.print(f"\nnot as in the paper: {' '.join(entry.replaced.split())}", highlight=False, markup=False)
@@ -80,7 +80,7 @@ def page(entry: Entry, measured: Measured) -> str:
     if measured.label:
         parts.append(f"**{measured.label}**")
     parts += [entry.about.strip(), entry.replaced.strip(), settings(entry), markdown(entry, measured).strip()]
-    parts += [f"- {line}" for line in notes(measured)]
+    parts += [f"- {line}" for line in (*notes(measured), *to_go(measured))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -98,11 +98,22 @@ def settings(entry: Entry) -> str:
 
 
 def notes(measured: Measured) -> list[str]:
-    """What is missing, and what it took."""
+    """What a reader of the tables must know."""
     found = [f"left out: {what}." for what in measured.left_out]
+    counts = {len(seeds) for row in measured.rows.values() for values in row.values() if (seeds := there(values))}
+    if len(counts) > 1:
+        found.append("[n]: a mean over n seeds only. Claims are judged by the seeds that both have.")
+    elif counts == {1} and len(measured.seeds) > 1:
+        found.append("all numbers are of one seed.")
+    return found
+
+
+def to_go(measured: Measured) -> list[str]:
+    """What is missing, and what it took."""
+    found = []
     if measured.missing:
         runs = "1 run is" if measured.missing == 1 else f"{measured.missing} runs are"
-        found.append(f"{runs} not finished; the same command goes on from there.")
+        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}' goes on from there.")
     if measured.seconds:
         found.append(f"{duration(measured.seconds)} of runs, one after another, on {measured.machine}.")
     return found
@@ -120,13 +131,13 @@ def _verdicts(entry: Entry, ordering: Ordering) -> str:
         one = ordering.judged[0]
         where = f", {one.column}" if len(entry.columns) > 1 else ""
         return f"{_mark(one.verdict)}{_expected(one)}{where}: {_gain(one)} in {one.agree} of {one.seeds} seeds."
-    parts = []
+    parts, alone = [], all(one.seeds == 1 for one in ordering.judged)
     for verdict in ("holds", "undecided", "does not hold"):
         members = [one for one in ordering.judged if one.verdict == verdict]
         if members:
             each = "; ".join(f"{one.column}{_expected(one)} {_gain(one)}" for one in members)
             parts.append(f"{_mark(verdict)} in {len(members)} of {len(ordering.judged)} ({each})")
-    return "; ".join(parts) + "."
+    return "; ".join(parts) + (", in one seed." if alone else ".")
 
 
 def _mark(verdict: str) -> str:

@@ -22,8 +22,9 @@ class Measured(NamedTuple):
     seeds: list[int]
     rows: dict[str, dict[str, list[float | None]]]
     left_out: list[str]
-    runs: dict[str, float | None]  # a run's hash -> seconds that it took (None: not finished)
+    runs: dict[str, float | None]  # a run's hash -> seconds that it took (None: not finished; 0: not known)
     machine: str
+    data: dict[str, str]  # an experiment -> the fingerprint of its data, where it is known
 
     @property
     def missing(self) -> int:
@@ -32,8 +33,14 @@ class Measured(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of the runs, one after another."""
-        return sum(seconds or 0.0 for seconds in self.runs.values())
+        """Of the runs, one after another; 0 where that of some is not known."""
+        spent = there(list(self.runs.values()))
+        return sum(spent) if all(spent) else 0.0
+
+    @property
+    def most(self) -> int:
+        """Seeds of the number that has most of them."""
+        return max((len(there(values)) for row in self.rows.values() for values in row.values()), default=0)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +49,11 @@ class Measured(NamedTuple):
     @classmethod
     def load(cls, path: Path) -> "Measured":
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            if any(len(values) != len(found.seeds) for row in found.rows.values() for values in row.values()):
+                raise ValueError("a number of another seed")
+            return found
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{path} is no result of 'protofed reproduce' ({error}). Remove it and try again."
             ) from None
@@ -52,30 +62,39 @@ class Measured(NamedTuple):
         return self.rows.get(row, {}).get(column, [])
 
 
-def joined(before: Measured | None, now: Measured) -> Measured:
-    """What was measured now, and of what was measured before, where the same runs are asked for, the rest."""
-    if before is None or (before.label, before.seeds, set(before.runs)) != (now.label, now.seeds, set(now.runs)):
-        return now
+def alike(before: Measured, now: Measured) -> bool:
+    """Whether both are of the same runs, or one of a part of the other's, on the same data as far as that is known."""
+    one, two = set(before.runs), set(now.runs)
+    same_data = all(now.data.get(name, there) == there for name, there in before.data.items())
+    return (before.label, before.seeds) == (now.label, now.seeds) and (one <= two or two <= one) and same_data
+
+
+def joined(before: Measured, now: Measured) -> Measured:
+    """What was measured now, and the rest of what was measured before."""
+    whole = max(now, before, key=lambda some: len(some.runs))
     rows = {row: dict(columns) for row, columns in now.rows.items()}
     for row, columns in before.rows.items():
         for name, old in columns.items():
             new = rows.setdefault(row, {}).get(name, [None] * len(old))
             rows[row][name] = [a if a is not None else b for a, b in zip(new, old, strict=True)]
-    runs = {run: seconds if seconds is not None else before.runs[run] for run, seconds in now.runs.items()}
-    kept = [run for run, seconds in now.runs.items() if seconds is None and before.runs[run] is not None]
+    runs = {run: before.runs.get(run) if now.runs.get(run) is None else now.runs[run] for run in whole.runs}
+    kept = any(now.runs.get(run) is None and seconds is not None for run, seconds in runs.items())
     machines = [*now.machine.split(", "), *(before.machine.split(", ") if kept else [])]
-    return now._replace(rows=rows, runs=runs, machine=", ".join(dict.fromkeys(filter(None, machines))))
+    return now._replace(
+        rows=rows, runs=runs, left_out=whole.left_out, data=before.data | now.data,
+        machine=", ".join(dict.fromkeys(filter(None, machines))),
+    )  # fmt: skip
 
 
 def columns_of(entry: Entry, measured: Measured) -> list[Column]:
     """The columns that have a number; in a smaller version there may be others than the entry's."""
-    used = {name for row in measured.rows.values() for name, values in row.items() if _known(values)}
+    used = {name for row in measured.rows.values() for name, values in row.items() if there(values)}
     known = [column for column in entry.columns if column.name in used]
     return known + [Column(title=name) for name in sorted(used - {column.name for column in known})]
 
 
 def rows_of(entry: Entry, measured: Measured) -> list[str]:
-    return [row for row in entry.rows if any(_known(values) for values in measured.rows.get(row, {}).values())]
+    return [row for row in entry.rows if any(there(values) for values in measured.rows.get(row, {}).values())]
 
 
 class Judged(NamedTuple):
@@ -138,7 +157,8 @@ def _judge(entry: Entry, measured: Measured, claim: Claim, other: str, column: C
     return Judged(column.name, expected, verdict, scaled(float(np.mean(gains)), column), agree, len(gains))
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def there(values: Sequence[float | None]) -> list[float]:
+    """Those that are there."""
     return [value for value in values if value is not None]
 
 
@@ -153,8 +173,8 @@ def show(number: float, column: Column) -> str:
 
 def mean_std(measured: Measured, row: str, column: Column) -> tuple[float, float, int] | None:
     """Mean and deviation over seeds, and how many there are."""
-    known = [scaled(value, column) for value in _known(measured.numbers(row, column.name))]
-    return (float(np.mean(known)), float(np.std(known)), len(known)) if known else None
+    found = [scaled(value, column) for value in there(measured.numbers(row, column.name))]
+    return (float(np.mean(found)), float(np.std(found)), len(found)) if found else None
 
 
 def cells(entry: Entry, measured: Measured, row: str, column: Column) -> tuple[str, str, str]:
@@ -166,6 +186,7 @@ def cells(entry: Entry, measured: Measured, row: str, column: Column) -> tuple[s
         return reported, "-" if reported else "", ""
     mean, std, seeds = here
     text = show(mean, column) + (f" ± {show(std, column)}" if seeds > 1 and abs(mean) < 1000 else "")
+    text += f" [{seeds}]" if seeds < measured.most else ""
     difference = "" if paper is None else f"{mean - paper.value:+,.{0 if abs(mean) >= 1000 else 2}f}"
     return reported, text, difference
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protofed.atomic import write_atomically
+from protofed.data.split import Split
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 from protofed.reproduce import figures, render, special
 from protofed.reproduce.entry import Column, Entry, load
-from protofed.reproduce.measure import Done, Views, value
+from protofed.reproduce.measure import TIMED, Done, Views, value
 from protofed.reproduce.plan import Plan, make
 from protofed.reproduce.result import Measured
 from protofed.results import Result, environment
@@ -28,6 +29,7 @@ from protofed.sweep.workers import Placed
 
 RUNS = "runs"  # the folder of all runs: entries share those that are alike
 SPIRAL_SEEDS = [0, 1, 2]
+FINGERPRINT = 12  # letters of the data's that are kept
 
 
 class Reproduced(NamedTuple):
@@ -73,8 +75,14 @@ def reproduce(
             if len(entries) == 1:
                 raise
             skipped.append(str(error))
+    if only:
+        skipped += [f"{plan.entry.name} has no runs to choose from" for plan in plans if plan.entry.kind != "runs"]
+        plans = [plan for plan in plans if plan.entry.kind == "runs"]
+    began = time.monotonic()
     placed = _place([cell for plan in plans if plan.entry.kind == "runs" for cell in plan.cells], out / RUNS)
     stopped, outcomes = False, []
+    if only and not placed:
+        raise UserError(" ".join(["--only chooses among runs, and there are none.", *skipped]))
     todo = _only(placed, only or {})
     if todo:
         (out / RUNS).mkdir(parents=True, exist_ok=True)
@@ -84,7 +92,16 @@ def reproduce(
         except KeyboardInterrupt:
             stopped = True
     stopped = stopped or any(outcome.status == "stopped" for outcome in outcomes)
-    done = [_measure(plan, placed, out, data_dir, tell) for plan in plans]
+    done = []
+    for plan in plans:
+        if plan.entry.kind == "runs":
+            done.append(_measure(plan, placed, out, data_dir, tell))
+            continue
+        try:
+            with _stopping_after(limit and max(0.01, limit - (time.monotonic() - began))):
+                done.append(_measure(plan, placed, out, data_dir, tell))
+        except KeyboardInterrupt:
+            stopped = True
     return Report(done, [o for o in _once(outcomes) if o.status == "failed"], skipped, stopped)
 
 
@@ -156,7 +173,9 @@ def _measure(
     began = time.perf_counter()
     if plan.entry.kind != "runs":
         measured, pictures = _special(plan, folder, data_dir, tell)
-        measured = measured._replace(runs={plan.entry.kind: time.perf_counter() - began})
+        seconds = time.perf_counter() - began
+        parts = dict.fromkeys(cell.labels["experiment"] for cell in plan.cells) or [plan.entry.kind]
+        measured = measured._replace(runs={part: seconds / len(parts) for part in parts})
     else:
         wanted = {cell.hash for cell in plan.cells}
         by_hash = {p.cell.hash: (p.folder, s) for p, s in finished([p for p in placed if p.cell.hash in wanted])}
@@ -171,10 +190,11 @@ def _measure(
 
 
 def _shown(done: Sequence[Done], views: Views) -> tuple[list[Done], list[str]]:
-    """The runs whose models can be looked at, where the entry does that; what is left out, in words."""
+    """The runs whose files are whole, models too where the entry looks at them; what is left out, in words."""
     kept, lost = [], []
     for one in done:
         try:
+            _check(one.result)
             if views.wanted:
                 views.view(one)
             kept.append(one)
@@ -183,22 +203,40 @@ def _shown(done: Sequence[Done], views: Views) -> tuple[list[Done], list[str]]:
     return kept, lost
 
 
+def _check(result: Result) -> None:
+    """Raise where a file of a finished run is damaged."""
+    try:
+        _fingerprint(result.folder)
+        whole = result.rounds and result.clients and float(result.summary["seconds"]) >= 0
+    except (UserError, OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise UserError(f"its files are damaged. Remove {result.folder.name} to run it anew.")
+
+
 def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
     """The numbers of every column, one a seed."""
     seeds = list(dict.fromkeys(int(cell.labels["seed"]) for cell in plan.cells))
     rows: dict[str, dict[str, list[float | None]]] = {}
+    spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
     for column in _columns(plan):
         for one in done:
             if special.matches(column, one.cell):
                 row = rows.setdefault(one.cell.labels["method"], {})
                 values = row.setdefault(column.name, [None] * len(seeds))
-                other = partial(_sibling, done, one)
-                values[seeds.index(int(one.cell.labels["seed"]))] = value(column.metric, one, other, views)
-    spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
+                number = value(column.metric, one, partial(_sibling, done, one), views)
+                values[seeds.index(int(one.cell.labels["seed"]))] = number
+                if number is None and TIMED in column.metric:  # the run that sets the time is missing
+                    spent.pop(one.cell.hash, None)
     machines = Counter(_machine(RunFolder(one.result.folder)) for one in done)
     by = ", ".join(name for name, _ in machines.most_common())
     runs = {cell.hash: spent.get(cell.hash) for cell in plan.cells}
-    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, runs, by)
+    data = {one.cell.labels["experiment"]: _fingerprint(one.result.folder) for one in done}
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, runs, by, data)
+
+
+def _fingerprint(run: Path) -> str:
+    return Split.load(run / "partition.npz").fingerprint[:FINGERPRINT]
 
 
 def _columns(plan: Plan) -> list[Column]:
@@ -241,4 +279,4 @@ def _special(
         seeds = plan.entry.quick.seeds if plan.quick else SPIRAL_SEEDS
         rows, pictures = special.spirals(plan, seeds, folder, tell)
     here = machine(environment(Experiment(device="cpu")))
-    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, {}, here), pictures
+    return Measured(plan.entry.name, plan.label, seeds, rows, plan.left_out, {}, here, {}), pictures
