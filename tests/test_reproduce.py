@@ -18,7 +18,7 @@ from command import protofed
 from protofed import cli, run
 from protofed.errors import UserError
 from protofed.experiment import Experiment
-from protofed.reproduce import embed, page, plan, render
+from protofed.reproduce import embed, figures, page, plan, render
 from protofed.reproduce import run as running
 from protofed.reproduce.entry import Column, Entry, load, names, parse
 from protofed.reproduce.measure import Done, Views, value
@@ -507,3 +507,25 @@ def test_fewer_seeds_are_said() -> None:
     assert "(x +10.00; y +40.00), in one seed." in text
     assert render.notes(measured)[0].startswith("[n]: a mean over n seeds only")
     assert render.notes(_measured(a={"x": [0.5, None]})) == ["all numbers are of one seed."]
+
+
+def test_a_line_is_of_seeds_that_all_its_points_have() -> None:
+    measured = _measured(a={"x": [0.5, 0.7], "y": [0.4, None]}, b={"x": [0.1, None], "y": [None, 0.2]})
+    fair = figures._fair(measured, [("1", "x"), ("2", "y"), ("3", "z")]).rows
+    assert fair == {"a": {"x": [0.5, None], "y": [0.4, None]}, "b": {"x": [0.1, None], "y": [None, 0.2]}}
+
+
+def test_a_figure_of_numbers_is_drawn_anew_when_numbers_join() -> None:
+    for path in (page.PAGE, page.NUMBERS):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, path)
+    kept = page.kept()["fednh/figure-4"]
+    missing = next(run for run, seconds in kept.runs.items() if seconds is None)
+    rows: dict[str, dict[str, list[float | None]]] = {"fednh": {"CIFAR-10, GM, rho = 0.1": [None, 0.5, None]}}
+    some = kept._replace(rows=rows, runs={run: 1.0 if run == missing else None for run in kept.runs})
+    some.save(Path("out/fednh/figure-4/result.json"))
+    picture = page.IMAGES / "fednh-figure-4-figure.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"an old one")
+    assert "pictures" not in page.write(Path("out"))[0]
+    assert picture.stat().st_size > 5000

@@ -15,14 +15,15 @@ from protofed.report.pictures import COLOURS
 from protofed.reproduce.embed import cosines
 from protofed.reproduce.entry import Entry
 from protofed.reproduce.measure import Done, Views
-from protofed.reproduce.result import Measured, columns_of, mean_std, rows_of
+from protofed.reproduce.result import Measured, columns_of, mean_std, rows_of, there
 
 FORMATS = ("png", "svg", "pdf")
+OF_NUMBERS = ("lines", "bars")  # figures that need no run's folder
 
 
 def draw(entry: Entry, measured: Measured, done: Sequence[Done], views: Views, folder: Path) -> list[Path]:
     """Write the entry's figure; nothing where there is nothing to draw."""
-    if entry.figure is None or not done:
+    if entry.figure is None or not measured.rows or not (done or entry.figure.kind in OF_NUMBERS):
         return []
     kinds = {"lines": _lines, "bars": _bars, "curves": _curves, "embeddings": _embeddings, "plane": _embeddings}
     if entry.figure.kind == "similarity":
@@ -67,7 +68,18 @@ def _plain(axes: Any, title: str, x: str = "", y: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _along(entry: Entry, measured: Measured, done: Sequence[Done]) -> dict[str, list[tuple[str, str]]]:
+def _fair(measured: Measured, points: Sequence[tuple[str, str]]) -> Measured:
+    """Of every row the seeds that all its points have, where there is one: other seeds have other clients."""
+    rows = {}
+    for row, columns in measured.rows.items():
+        here = {name: columns[name] for _, name in points if there(columns.get(name, []))}
+        shared = [all(values[i] is not None for values in here.values()) for i in range(len(measured.seeds))]
+        pick = shared if any(shared) else [True] * len(shared)
+        rows[row] = {name: [v if ok else None for v, ok in zip(here[name], pick, strict=True)] for name in here}
+    return measured._replace(rows=rows)
+
+
+def _along(entry: Entry, measured: Measured) -> dict[str, list[tuple[str, str]]]:
     """By group of columns, the values of the parameter and the columns that have them."""
     assert entry.figure is not None
     found: dict[str, list[tuple[str, str]]] = {}
@@ -80,12 +92,12 @@ def _along(entry: Entry, measured: Measured, done: Sequence[Done]) -> dict[str, 
 def _lines(entry: Entry, measured: Measured, done: Sequence[Done], views: Views) -> Canvas:
     """A number against a parameter, one line a method with its deviation over seeds."""
     assert entry.figure is not None
-    by_group = _along(entry, measured, done)
+    by_group = _along(entry, measured)
     canvas, grid = _grid(len(by_group), 2, 4.4)
     columns = {column.name: column for column in columns_of(entry, measured)}
     for axes, (group, points) in zip(grid, by_group.items(), strict=True):
         for colour, row in zip(COLOURS * 3, rows_of(entry, measured), strict=False):
-            known = [(float(x), mean_std(measured, row, columns[name])) for x, name in points]
+            known = [(float(x), mean_std(_fair(measured, points), row, columns[name])) for x, name in points]
             shown = [(x, *number[:2]) for x, number in known if number]
             if shown:
                 x, mean, std = (np.array(part) for part in zip(*shown, strict=True))
@@ -101,12 +113,12 @@ def _lines(entry: Entry, measured: Measured, done: Sequence[Done], views: Views)
 
 def _bars(entry: Entry, measured: Measured, done: Sequence[Done], views: Views) -> Canvas:
     """One bar a value of the parameter, one panel a group of columns."""
-    by_group = _along(entry, measured, done)
+    by_group = _along(entry, measured)
     canvas, grid = _grid(len(by_group), 4, 2.6)
     columns = {column.name: column for column in columns_of(entry, measured)}
     row = rows_of(entry, measured)[0]
     for axes, (group, points) in zip(grid, by_group.items(), strict=True):
-        numbers = [mean_std(measured, row, columns[name]) or (np.nan, 0, 0) for _, name in points]
+        numbers = [mean_std(_fair(measured, points), row, columns[name]) or (np.nan, 0, 0) for _, name in points]
         heights, errors = [number[0] for number in numbers], [number[1] for number in numbers]
         axes.bar(range(len(points)), heights, yerr=errors, capsize=3, color=COLOURS[: len(points)])
         axes.set_xticks(range(len(points)), [x for x, _ in points])

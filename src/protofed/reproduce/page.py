@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from protofed.atomic import write_atomically
 from protofed.errors import UserError
 from protofed.reproduce import plan, render
 from protofed.reproduce.entry import PAPERS, Entry, load, names
+from protofed.reproduce.measure import Views
 from protofed.reproduce.result import Measured, alike, as_dict, joined, orderings, there
 
 NUMBERS, PAGE, IMAGES = Path("docs/results.json"), Path("docs/results.md"), Path("docs/images/reproduce")
@@ -68,13 +70,10 @@ def write(out: Path) -> list[str]:
         kept = measured.missing - numbers[name].missing
         parts += [f"runs missing: {numbers[name].missing}"] * (numbers[name].missing > 0)
         parts += [f"runs that stay from before: {kept}"] * (kept > 0)
-        pictures = sorted(folder.glob("*.png"))
-        if pictures and kept and list(IMAGES.glob(f"{name.replace('/', '-')}-*.png")):
+        if kept and list(IMAGES.glob(f"{name.replace('/', '-')}-*.png")) and not _drawn(load(name), numbers[name]):
             parts.append(f"and so do its pictures, because {out} lacks runs that they show")
-        else:
-            IMAGES.mkdir(parents=True, exist_ok=True)
-            for picture in pictures:
-                shutil.copyfile(picture, IMAGES / f"{name.replace('/', '-')}-{picture.name}")
+        elif not kept:
+            _keep(name, folder)
         said.append(f"{name}: {', '.join(parts)}")
     content = {name: as_dict(numbers[name]) for name in names() if name in numbers}
     write_atomically(NUMBERS, (json.dumps(content, indent=1) + "\n").encode())
@@ -83,6 +82,25 @@ def write(out: Path) -> list[str]:
         *(said or [f"nothing is brought in: {out} has no results but quick ones, if any"]),
         f"{PAGE} has {len(content)} of {len(names())} entries",
     ]
+
+
+def _drawn(entry: Entry, measured: Measured) -> bool:
+    """Draw a figure anew, where the numbers are enough for it."""
+    from protofed.reproduce import figures  # with Matplotlib, which takes its time
+
+    if entry.figure is None or entry.figure.kind not in figures.OF_NUMBERS:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        figures.draw(entry, measured, [], Views(entry, None, Path(folder)), Path(folder))
+        _keep(entry.name, Path(folder))
+    return True
+
+
+def _keep(name: str, folder: Path) -> None:
+    """Copy an entry's pictures to the page's."""
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for picture in sorted(folder.glob("*.png")):
+        shutil.copyfile(picture, IMAGES / f"{name.replace('/', '-')}-{picture.name}")
 
 
 def whole(numbers: Mapping[str, Measured]) -> str:
