@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,36 @@ def test_what_cannot_be_drawn_is_said_and_the_watch_goes_on(
         kept.rename(folder)
         assert json.loads(get(server.server_port)[2])["live"]["runs"] == 1
     assert capfd.readouterr().err == ""
+
+
+def test_a_run_that_ends_while_it_is_drawn_is_not_finished_yet(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(finished, "run"))
+    (folder / "summary.json").unlink()
+    read = watching.gather
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+    monkeypatch.setattr(
+        watching, "gather", lambda paths: (read(paths), shutil.copy(finished / "summary.json", folder))[0]
+    )
+    live = Live([folder])
+    assert live.now().data["live"]["left"] == 1, "the page says what its numbers are of"
+    monkeypatch.setattr(watching, "gather", read)
+    assert live.now().data["live"]["left"] == 0
+
+
+def test_a_run_without_a_round_is_not_finished(finished: Path) -> None:
+    shutil.copytree(finished, "runs/first")
+    begun = Path(shutil.copytree(finished, "runs/second"))
+    (begun / "summary.json").unlink()
+    (begun / "rounds.jsonl").write_text("")
+    live = Live([Path("runs")]).now().data["live"]
+    assert (live["runs"], live["left"], live["out"]) == (1, 1, 0)
+
+
+def test_a_slow_drawing_is_not_followed_by_a_long_pause(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PAUSE", 1e6)
+    live = Live([finished])
+    live.now()
+    assert live.next - time.monotonic() <= 5
 
 
 def test_a_port_in_use(finished: Path) -> None:
@@ -239,6 +270,41 @@ def test_a_zoom_outlives_new_data_also_if_it_comes_during_the_drag(
         assert browser.get_log("browser") == []
 
 
+def test_the_page_says_what_there_is_to_wait_for(browser: Any, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+    run = Path("run")
+
+    def says(words: str) -> None:
+        until(lambda: words in browser.find_element("id", "live").text, 20)
+
+    Path("empty").mkdir()
+    Path("file").touch()
+    for name, words in {
+        "empty": "waiting for a run; left out: empty: holds no run",
+        "file": "nothing to show: 1",
+    }.items():
+        with serving([name], 0) as server:
+            browser.get(server.url)
+            says(words)
+    with serving([run], 0) as server:
+        browser.get(server.url)
+        says("waiting for a run; left out: run: there is no such folder")
+        shutil.copytree(finished, run)
+        (run / "summary.json").write_text("{")
+        says("nothing to show: 1 left out")
+        (run / "summary.json").unlink()
+        (run / "rounds.jsonl").touch()
+        says("live: round 3 of 3")
+        for path in run.iterdir():
+            os.utime(path, (time.time() - 1000,) * 2)
+        says("round 3 of 3; no change for 17 min: it may have stopped")
+        run.rename("elsewhere")
+        says("there is no such folder")
+    with serving([finished, run], 0) as server:
+        browser.get(server.url)
+        says("finished: round 3 of 3; 1 left out")
+
+
 def test_the_page_follows_a_run(browser: Any) -> None:
     """A watch on a port in use, begun before the run; the page grows without being loaded again, and ends when told."""
     processes = []
@@ -290,3 +356,28 @@ def test_a_watch_ends_by_itself_when_all_is_finished(finished: Path, monkeypatch
     done = CliRunner().invoke(app, ["watch", str(finished), "--port", "0", "--until-finished"])
     assert done.exit_code == 0, done.output
     assert "all runs are finished" in done.output
+
+
+def test_a_watch_ends_after_open_pages_have_the_end(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from protofed.cli import watch as command
+
+    monkeypatch.setattr(command, "LAST_SECONDS", 0.1)
+    monkeypatch.setattr(command, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watching, "PAUSE", 0.0)
+    folder = Path(shutil.copytree(finished, "run"))
+    (folder / "summary.json").unlink()
+    with serving([folder], 0) as server:
+        first, second = (get(server.server_port, Page=page)[1]["ETag"] for page in "ab")
+        ends = threading.Thread(target=command._wait, args=([folder], server.live))
+        ends.start()
+        shutil.copy(finished / "summary.json", folder)
+        for page, tag in (("a", first), ("b", second)):
+            ends.join(0.5)
+            assert ends.is_alive(), page
+            assert get(server.server_port, Page=page, If_None_Match=tag)[0] == 200
+        ends.join(10)
+        assert not ends.is_alive()
+        (folder / "summary.json").touch()  # and nobody asks
+        monkeypatch.setattr(command, "AWAY", 0.2)
+        command._wait([folder], server.live)
+        assert server.live.behind()

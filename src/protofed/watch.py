@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple
 
 from protofed.errors import UserError
 from protofed.report import html
-from protofed.report.runs import Gathered, Run, gather
+from protofed.report.runs import HOLDS_NONE, NO_FOLDER, NOT_BEGUN, Gathered, Run, gather
 
 HOST = "127.0.0.1"
 PORTS = 100  # tried one after another, from the one asked for
 READ = (".toml", ".json", ".jsonl", ".npz")  # what of a run's folder the report is made of
 PAUSE = 3.0  # as many times as it takes to draw, nothing is drawn: the run comes first
+LONGEST = 5.0  # seconds of such a pause
+AWAY = 75.0  # seconds: a page that has not asked for so long is closed; browsers let a hidden one ask once a minute
 
 
 class Drawn(NamedTuple):
@@ -31,6 +34,13 @@ class Drawn(NamedTuple):
 
     data: dict[str, Any]
     body: bytes
+    tag: str
+
+
+class Page(NamedTuple):
+    """When an open page last asked, and the name of what it has."""
+
+    asked: float
     tag: str
 
 
@@ -43,6 +53,7 @@ class Live:
         self.seen: object = None
         self.next = 0.0
         self.last: Drawn | None = None
+        self.pages = dict[str, Page]()
 
     def now(self) -> Drawn:
         """As it stands, or stood a moment ago."""
@@ -62,7 +73,12 @@ class Live:
         began = time.monotonic()
         self.last = _draw(self.paths, max((stamp.changed for stamp in seen), default=0))
         self.seen = seen  # not where it cannot be drawn: then every page that asks is told
-        self.next = time.monotonic() + PAUSE * (time.monotonic() - began)
+        self.next = time.monotonic() + min(PAUSE * (time.monotonic() - began), LONGEST)
+
+    def behind(self) -> bool:
+        """Whether an open page has not got the runs as they stand."""
+        tags = {page.tag for page in list(self.pages.values()) if time.monotonic() - page.asked < AWAY}
+        return bool(tags) and (self.last is None or tags != {self.last.tag} or sorted(_stamps(self.paths)) != self.seen)
 
 
 class Stamp(NamedTuple):
@@ -98,27 +114,31 @@ def unfinished(paths: Sequence[Path]) -> int | None:
 
 def _draw(paths: Sequence[Path], changed: int) -> Drawn:
     gathered = gather(paths)
-    data = html.data(gathered) | {"live": _state(gathered, unfinished(paths) or 0) | {"changed": changed / 1e9}}
+    data = html.data(gathered) | {"live": _state(gathered) | {"changed": changed / 1e9}}
     body = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     return Drawn(data, body, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
 
 
-def _state(gathered: Gathered, left: int) -> dict[str, Any]:
-    """How far the runs are."""
+def _state(gathered: Gathered) -> dict[str, Any]:
+    """How far the runs are, and whether some are left out for another reason than that they have not begun."""
     going = [run for run in gathered.runs if run.summary is None]
+    out = [remark for remark in gathered.left_out if remark.reason != NOT_BEGUN]
     return {
         "runs": len(gathered.runs),
-        "left": left,
+        "left": len(going) + len(gathered.left_out) - len(out),
+        "out": len(out),
+        "to_come": [f"{folder}: {why}" for folder, why in out if why in (NO_FOLDER, HOLDS_NONE)],
         "round": sum(len(run.rounds) for run in gathered.runs),
         "rounds": sum(int(run.settings["rounds"]) for run in gathered.runs),
-        "seconds": sum(_seconds_left(run) for run in going),
+        "seconds": sum((int(run.settings["rounds"]) - len(run.rounds)) * _pace(run) for run in going),
+        "pace": max(map(_pace, gathered.runs), default=0.0),
     }
 
 
-def _seconds_left(run: Run) -> float:
-    """By the rounds of late."""
+def _pace(run: Run) -> float:
+    """Seconds a round, of late; 0: not known."""
     late = [line["seconds"] for line in run.rounds[-10:] if line.get("seconds") is not None]
-    return (int(run.settings["rounds"]) - len(run.rounds)) * sum(late) / len(late) if late else 0.0
+    return sum(late) / len(late) if late else 0.0
 
 
 class Server(ThreadingHTTPServer):
@@ -156,22 +176,30 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in names:  # another name that leads here: a page from elsewhere is asking
             self._answer(HTTPStatus.FORBIDDEN, b"Only for this machine.\n")
         elif self.path in ("/", "/data.json"):
-            try:
-                shown = self.server.live.now()
-            except Exception as error:
-                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n".encode())
-                raise
-            if self.path == "/":
-                script = f"const SHOWN = {json.dumps(shown.tag)};\n{_script()}"
-                self._answer(HTTPStatus.OK, html.render(shown.data, script).encode(), "text/html")
-            elif self.headers.get("If-None-Match") == shown.tag:
-                self._answer(HTTPStatus.NOT_MODIFIED, b"", tag=shown.tag)
-            else:
-                self._answer(HTTPStatus.OK, shown.body, "application/json", shown.tag)
+            self._show()
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"There is / and /data.json.\n")
 
     do_HEAD = do_GET
+
+    def _show(self) -> None:
+        """The page or its data, and who has which."""
+        live, has = self.server.live, self.headers.get("If-None-Match", "")
+        page = secrets.token_hex(8) if self.path == "/" else self.headers.get("Page", "")
+        live.pages[page] = Page(time.monotonic(), has)
+        try:
+            shown = live.now()
+        except Exception as error:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n".encode())
+            raise
+        if self.path == "/":
+            script = f"const SHOWN = {json.dumps(shown.tag)}, PAGE = {json.dumps(page)};\n{_script()}"
+            self._answer(HTTPStatus.OK, html.render(shown.data, script).encode(), "text/html")
+        elif has == shown.tag:
+            self._answer(HTTPStatus.NOT_MODIFIED, b"", tag=shown.tag)
+        else:
+            self._answer(HTTPStatus.OK, shown.body, "application/json", shown.tag)
+        live.pages[page] = Page(time.monotonic(), shown.tag)
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain", tag: str | None = None) -> None:
         self.send_response(status)

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from protofed.cli.common import say
-from protofed.watch import serving, unfinished
+from protofed.watch import AWAY, Live, serving, unfinished
 
 LOOK_SECONDS = 1.0
-LAST_SECONDS = 5.0  # in which an open page takes the last numbers
+LAST_SECONDS = 5.0
 
 
 def watch(
@@ -36,15 +36,15 @@ def watch(
         names = ", ".join(map(str, runs))
         say(f"watching {names} at {server.url} (this machine only; Ctrl-C ends it)")
         try:
-            _wait(runs if until_finished else [])
+            _wait(runs if until_finished else [], server.live)
         except KeyboardInterrupt:
             say("the watch has ended; the runs go on")
 
 
-def _wait(runs: list[Path]) -> None:
-    """Until all runs are finished, and stay so for a moment: the next of a sweep may be about to begin."""
+def _wait(runs: list[Path], live: Live) -> None:
+    """Until all runs are finished, stay so for a moment (the next may be about to begin), and open pages show it."""
     since: float | None = None
-    while since is None or time.monotonic() - since < LAST_SECONDS:
+    while since is None or (waited := time.monotonic() - since) < LAST_SECONDS or (waited < AWAY and live.behind()):
         time.sleep(LOOK_SECONDS)
         since = (since or time.monotonic()) if unfinished(runs) == 0 else None
     say("all runs are finished")

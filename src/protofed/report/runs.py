@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from protofed.version import VERSION
 
 NO_RUN = ("checkpoints", "__pycache__")  # folders in which no run is looked for
 LISTING = "cells.json"  # beside the runs of a sweep: what it calls each
+NO_FOLDER, HOLDS_NONE, NOT_BEGUN = "there is no such folder", "holds no run", "no round is finished yet"
 ACCURACIES = ("accuracy_mean", "global_accuracy", "loss")  # a round that has none of these was not written by us
 
 
@@ -139,7 +141,8 @@ def _folders(paths: Iterable[str | Path], left_out: list[Remark]) -> list[Path]:
     for path in map(Path, paths):
         here = sorted(_below(path)) if path.is_dir() else []
         if not here:
-            left_out.append(Remark(str(path), "holds no run" if path.is_dir() else "there is no such folder"))
+            why = HOLDS_NONE if path.is_dir() else "is a file, not a folder" if path.exists() else NO_FOLDER
+            left_out.append(Remark(str(path), why))
         for folder in here:
             folders.setdefault(folder.resolve(), folder)
     return list(folders.values())
@@ -158,12 +161,15 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
     """A run; a UserError says why it is none, `remarks` what of it cannot be used."""
     source = RunFolder(folder)
     settings = _settings(source)
+    summary = source.summary() if source.finished else None  # first: the rounds of a finished run are all there
     rounds = source.rounds()
     if not rounds:
-        raise UserError("no round is finished yet")
+        raise UserError(NOT_BEGUN if summary is None else "rounds.jsonl is empty, although the run is finished")
     if not all(map(_is_round, rounds)):
         raise UserError("rounds.jsonl has lines that are no rounds: it was written by another version")
-    summary = source.summary() if source.finished else None
+    rounds, written = [_finite(line) for line in rounds], rounds
+    if rounds != written:
+        remarks.append(Remark(str(folder), "rounds.jsonl has NaN or Infinity: these numbers are left out"))
     if summary is not None:
         _agree(settings, summary)
         if rounds[-1]["round"] < settings["rounds"]:
@@ -201,6 +207,15 @@ def _is_round(line: Any) -> bool:
     tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by") if line.get(key) is not None]
     numbers = [line.get(key) for key in (*ACCURACIES, "seconds", "seconds_train", "bytes_up", "bytes_down")]
     return all(isinstance(t, dict) for t in tables) and all(n is None or isinstance(n, int | float) for n in numbers)
+
+
+def _finite(table: dict[str, Any]) -> dict[str, Any]:
+    """Without numbers that are not finite."""
+    return {
+        key: _finite(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if not isinstance(value, float) or math.isfinite(value)
+    }
 
 
 def _agree(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
