@@ -63,6 +63,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
     assert [method["label"] for method in data["methods"]] == ["fedproto"]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("file", "damage", "why"),
     [
