@@ -129,6 +129,24 @@ def test_an_older_run_has_the_figures_it_can_have(tmp_path: Path) -> None:
     assert figure(data, "time")["key"][0][0] == "train and combine"
 
 
+def test_guidance_shows_both_bounds_of_the_step_and_asks_for_all_panels(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", method="fednh")
+    path = folder / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["theory"] = line.get("theory", {}) | {
+            "which": "theorem 2", "lr": 0.05, "lr_max": 0.4, "lr_min": 0.1, "lam": None, "rho": 0.9,
+            "rho_min": 1 - 1e-5, "holds": False,
+        }  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = figure(shown(folder), "theory")
+    names = [line["name"] for line in found["panels"][0]["plots"][""]["data"]]
+    assert [name.split(", ")[-1] for name in names][1:] == ["at most", "at least"]
+    assert "in all panels together" in found["caption"]
+    row = dict(zip(*found["table"], strict=True))
+    assert (row["lr_min"], row["rho_min"]) == ("0.1", "0.99999")
+
+
 def test_an_unfinished_run_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
     data = shown(write_run(tmp_path / "run", finished=False))
     assert "as it stood after round 6 of 12" in data["summary"]["rows"][0]["about"]

@@ -5,10 +5,13 @@ satisfies the condition; None is no bound at all.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-Range = dict[str, tuple[float, float]]  # of each key that can be chosen: from, to
+TINY = 1e-12  # cost of turning that is none
+THIRDS = 100  # cut off from the interval that has the best step in it
+
+Range = dict[str, tuple[float, float]]  # of each key that can be chosen: from, to; empty where nothing will do
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Verdict:
     """Bounds on what can be chosen. The loss after a round is at most `change` above the loss before it."""
 
     step_max: float | None
-    step_min: float
+    step_min: float | None
     change: float
     floor: float | None
     lam_max: float | None = None
@@ -60,17 +63,21 @@ def fedproto(c: Constants, step: float, lam: float, pull: float) -> Verdict:
     left = max(c.grad_sq - price, 0.0)
     return Verdict(
         step_max=_over(left, c.noisy),
-        step_min=0.0,
+        step_min=None,
         change=c.steps * step * price - c.decrease(step),
         floor=c.floor(step, price),
         lam_max=_over(c.grad_sq, pull * c.L2 * c.G),
     )
 
 
-def fedproto_range(c: Constants, pull: float) -> Range:
-    """Half of either bound: every lr and lam in it satisfy theorem 1 together."""
-    highest = {"lr": c.alone, "lam": _over(c.grad_sq, pull * c.L2 * c.G)}
-    return {name: (0.0, bound / 2) for name, bound in highest.items() if bound is not None}
+def fedproto_range(several: Sequence[tuple[Constants, float]]) -> Range:
+    """Half of either bound, of constants and `pull`: every lr and lam in it satisfy theorem 1 together for all."""
+    highest = {
+        "lr": [c.alone for c, _ in several],
+        "lam": [_over(c.grad_sq, pull * c.L2 * c.G) for c, pull in several],
+    }
+    least = {name: min(there) for name, found in highest.items() if (there := [b for b in found if b is not None])}
+    return {name: (0.0, bound / 2) for name, bound in least.items()} if all(least.values()) else {}
 
 
 def fednh(c: Constants, step: float, rho: float, averaging: float, turning: float) -> Verdict:
@@ -82,28 +89,41 @@ def fednh(c: Constants, step: float, rho: float, averaging: float, turning: floa
     gain = c.steps * max(step * (left - c.noisy * step), 0.0)
     return Verdict(
         step_max=_over(left + math.sqrt(root), 2 * c.noisy) if possible else 0.0,
-        step_min=2 * turn / (left + math.sqrt(root)) if possible else 0.0,
+        step_min=2 * turn / (left + math.sqrt(root)) if possible else None,
         change=c.steps * (step * averaging + turn) - c.decrease(step),
         floor=c.floor(step, averaging + turn / step),
         rho_min=max(1 - gain / turning, 0.0) if turning > 0 else 0.0,
     )
 
 
-def fednh_range(c: Constants, averaging: float, turning: float) -> Range:
-    """Around the step that gains most: from half to three halves of it, where three quarters are gained at least."""
-    left = c.grad_sq - averaging
-    best = _over(left, 2 * c.noisy)
-    if best is None or best <= 0:
+def fednh_range(several: Sequence[tuple[Constants, float, float]]) -> Range:
+    """Every lr and rho in it will do for all of these, of constants, `averaging` and `turning`.
+
+    The step with which all prototypes may turn farthest is looked for; rho allows three quarters of that, and lr is
+    what will do with it: for a single one, from half to three halves of the step that gains most.
+    """
+    costs = [(c, averaging, max(turning, TINY)) for c, averaging, turning in several]
+    tops = [_over(c.grad_sq - averaging, c.noisy) or 0.0 for c, averaging, _ in costs]
+    if min(tops) <= 0:
         return {}
-    gain = 0.75 * c.steps * best * left / 2
-    return {"lr": (best / 2, 1.5 * best), "rho": (max(1 - gain / turning, 0.0) if turning > 0 else 0.0, 1.0)}
+
+    def room(step: float) -> float:
+        """The largest 1 - rho."""
+        return min(c.steps * step * (c.grad_sq - a - c.noisy * step) / turning for c, a, turning in costs)
+
+    rho = 1 - 0.75 * _highest(room, min(tops))
+    found = [fednh(c, 1.0, rho, averaging, turning) for c, averaging, turning in costs]
+    low, high = max(one.step_min or 0.0 for one in found), min(one.step_max or 0.0 for one in found)
+    return {"lr": (low, high), "rho": (max(rho, 0.0), 1.0)} if rho < 1 and low < high else {}
 
 
-def common(ranges: Sequence[Range]) -> Range:
-    """What is in all of these ranges, for the keys that all of them have; empty where nothing is."""
-    keys = [key for key in ranges[0] if all(key in one for one in ranges)]
-    found = {key: (max(one[key][0] for one in ranges), min(one[key][1] for one in ranges)) for key in keys}
-    return found if all(low < high for low, high in found.values()) else {}
+def _highest(concave: Callable[[float], float], top: float) -> float:
+    """The most that a concave function reaches between 0 and `top`."""
+    low, high = 0.0, top
+    for _ in range(THIRDS):
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (left, high) if concave(left) < concave(right) else (low, right)
+    return concave((low + high) / 2)
 
 
 def _over(top: float, bottom: float) -> float | None:

@@ -13,8 +13,8 @@ from protofed.engines.reference import ReferenceEngine
 from protofed.method import Client, Method, Phase, Tree
 from protofed.ops.optim import Optimizer
 from protofed.ops.trees import deal
-from protofed.theory.bounds import Range, Verdict, common
-from protofed.theory.measure import STEPS, ClientRound, Measured, effective
+from protofed.theory.bounds import Range, Verdict
+from protofed.theory.measure import STEPS, ClientRound, Measured, effective, share
 from protofed.theory.theorems import Theorem, theorem_of
 
 CLIENTS = 3  # of a round that are measured
@@ -89,29 +89,30 @@ def _numbers(
     verdicts = [theorem.verdict(method, constants, step, exchange) for constants in each]
     least = min(each, key=lambda constants: constants.grad_sq)
     verdict = _worst(verdicts)
-    share = rate / step  # what is given as lr, of what goes as far as a step of plain SGD
+    part = share(engine.optimizer, phase)
     chosen = {"lam": None, "rho": None} | theorem.chosen(method)
     finite = math.isfinite(sum(worst.values()) + sum(exchange.values()) + least.grad_sq)
-    ranges = [_as_lr(theorem.suggests(constants, exchange), share) for constants in each]
+    concluded = {
+        "lr_max": _times(verdict.step_max, part),
+        "lr_min": _times(verdict.step_min, part),
+        "lr_max_alone": _times(least.alone, part),
+        "lam_max": verdict.lam_max,
+        "rho_min": verdict.rho_min,
+        "lr_margin": _times(verdict.step_max, 1 / step),
+        "lam_margin": _times(verdict.lam_max, 1 / chosen["lam"]) if chosen["lam"] else None,
+        "grad_sq_floor": verdict.floor,
+        "change_max": verdict.change,
+        "holds": all(one.change < 0 for one in verdicts),
+    }
     return {
         **worst,
         "grad_sq": least.grad_sq,
         **exchange,
         "lr": rate,
-        "lr_max": _times(verdict.step_max, share),
-        "lr_min": verdict.step_min * share,
-        "lr_max_alone": _times(least.alone, share),
-        "lam": chosen["lam"],
-        "lam_max": verdict.lam_max,
-        "rho": chosen["rho"],
-        "rho_min": verdict.rho_min,
-        "lr_margin": _times(verdict.step_max, 1 / step),
-        "lam_margin": _times(verdict.lam_max, 1 / chosen["lam"]) if chosen["lam"] else None,
-        "grad_sq_floor": verdict.floor,
-        "suggests": common(ranges) if finite else {},
+        **chosen,
         "change": max(one.change for one in found),
-        "change_max": verdict.change,
-        "holds": all(one.change < 0 for one in verdicts) if finite else None,
+        **(concluded if finite else dict.fromkeys(concluded)),
+        "suggests": as_lr(theorem.suggests([(c, exchange) for c in each]), part) if finite else {},
     }
 
 
@@ -119,7 +120,7 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
     """What satisfies all of them."""
     return Verdict(
         step_max=min((v.step_max for v in verdicts if v.step_max is not None), default=None),
-        step_min=max(v.step_min for v in verdicts),
+        step_min=max((v.step_min for v in verdicts if v.step_min is not None), default=None),
         change=max(v.change for v in verdicts),
         floor=None if any(v.floor is None for v in verdicts) else max(v.floor or 0.0 for v in verdicts),
         lam_max=min((v.lam_max for v in verdicts if v.lam_max is not None), default=None),
@@ -137,6 +138,7 @@ def _estimated(
     says = [f"estimated from below on {len(numbers)} of {len(cohort)} clients"]
     says += [f"on {max(one.samples for one in found)} samples of each at most"] if part else []
     says += [f"in their first {STEPS} steps"] if cut else []
+    says += ["sigma2 unknown, because memory holds one of their batches"] if any(map(_unknown, found)) else []
     says += [f"momentum {momentum:g} counted as lr / {1 - momentum:g}"] if momentum else []
     return says
 
@@ -153,7 +155,11 @@ def _uncovered(engine: ReferenceEngine, numbers: Sequence[int], cohort: Sequence
     return [name for name, there in found.items() if there]
 
 
-def _as_lr(range: Range, share: float) -> Range:
+def _unknown(one: Measured) -> bool:
+    return one.constants.sigma2 == math.inf
+
+
+def as_lr(range: Range, share: float) -> Range:
     """The same, the step as it is given."""
     return {key: (low * share, high * share) if key == "lr" else (low, high) for key, (low, high) in range.items()}
 

@@ -96,15 +96,27 @@ class Noise(NamedTuple):
 
     norm: float  # their mean norm
     square: float  # their mean squared norm
-    variance: float  # their mean squared distance to the gradient of the whole
+    variance: float  # their mean squared distance to the gradient of all of an epoch; infinite where it is unknown
 
 
-def noise(batches: Sequence[Params], whole: Params) -> Noise:
-    """What gradients of mini-batches say beside the gradient of all of them together."""
+def noise(batches: Sequence[Params], whole: Params, had: int, there: int) -> Noise:
+    """What gradients of mini-batches say beside that of `had` of them together, taken from the `there` of an epoch."""
     norms = [length(grads) for grads in batches]
     distances = [apart(grads, whole) ** 2 for grads in batches]
     many = max(len(batches), 1)
-    return Noise(sum(norms) / many, sum(n * n for n in norms) / many, sum(distances) / many)
+    return Noise(sum(norms) / many, sum(n * n for n in norms) / many, _variance(sum(distances) / many, had, there))
+
+
+def excess(variance: float, had: int, there: int) -> float:
+    """By how much the squared gradient of `had` of `there` batches is too large on average; 0 where that is unknown."""
+    return variance * (there - had) / (had * (there - 1)) if 1 < had < there else 0.0
+
+
+def _variance(distance: float, had: int, there: int) -> float:
+    """Unbiased, from the mean squared distance to the mean of `had` of `there`."""
+    if had == there:
+        return distance
+    return distance * had / (had - 1) * (there - 1) / there if had > 1 else math.inf
 
 
 def _largest(product: Callable[[Tensor], Tensor], start: Tensor) -> float:

@@ -12,8 +12,10 @@ from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 from protofed.prepare import draw_cohort
-from protofed.theory.bounds import common
-from protofed.theory.entry import Tell, measure, pick, why_not
+from protofed.theory.bounds import Constants, Range
+from protofed.theory.entry import Tell, as_lr, measure, pick, why_not
+from protofed.theory.measure import share
+from protofed.theory.theorems import Measurement, theorem_of
 
 ROUNDS = 2  # played: in the first there are no prototypes to be pulled to
 LABEL = "guidance, not a guarantee: worst cases estimated from below on a few clients (docs/theory.md)"
@@ -42,7 +44,7 @@ def guide(experiment: Experiment, engine: ReferenceEngine, tell: Tell) -> dict[s
         found.append((round + 1, entry or {}))
         engine.clients.update(trained.clients)
         server = after
-    return _told(found, f"the first {ROUNDS} rounds, played by {len(some)} clients")
+    return _told(experiment, found, f"the first {ROUNDS} rounds, played by {len(some)} clients")
 
 
 def refuse(experiment: Experiment) -> None:
@@ -59,15 +61,31 @@ def of_run(run: Path) -> tuple[Experiment, dict[str, Any] | None]:
         raise UserError(f"--run {run} is no run: it has no experiment.toml. Name a folder that 'protofed run' wrote.")
     experiment = Experiment.from_dict(folder.experiment_dict())
     found = [(line["round"], line["theory"]) for line in folder.rounds() if line.get("theory")]
-    return experiment, _told(found, f"{len(found)} rounds of {run}") if found else None
+    return experiment, _told(experiment, found, f"{len(found)} rounds of {run}") if found else None
 
 
-def _told(found: Sequence[tuple[int, Entry]], source: str) -> dict[str, Any]:
+def _told(experiment: Experiment, found: Sequence[tuple[int, Entry]], source: str) -> dict[str, Any]:
     return {
         "which": found[-1][1]["which"],
         "label": LABEL,
         "source": source,
         "assumptions": found[-1][1]["assumptions"],
         "rounds": [{"round": number, **entry} for number, entry in found],
-        "suggests": common([entry["suggests"] for _, entry in found]),
+        "suggests": _suggests(experiment, [entry for _, entry in found]),
     }
+
+
+def _suggests(experiment: Experiment, entries: Sequence[Entry]) -> Range:
+    """What would satisfy the theorem in all of these rounds."""
+    theorem = theorem_of(experiment.method)
+    if theorem is None or not all(entry["suggests"] for entry in entries):
+        return {}
+    found = theorem.suggests([_measurement(entry) for entry in entries])
+    return as_lr(found, share(experiment.optimizer, experiment.method.phases()[0]))
+
+
+def _measurement(entry: Entry) -> Measurement:
+    """The worst client of a round."""
+    constants = {key: entry[key] for key in ("L1", "L2", "G", "sigma2", "grad_sq")}
+    exchange: dict[str, float] = {key: entry[key] for key in ("pull", "averaging", "turning") if key in entry}
+    return Constants(**constants, steps=min(entry["steps"])), exchange

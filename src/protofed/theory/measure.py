@@ -21,7 +21,8 @@ from protofed.theory.theorems import Round, Theorem
 
 STEPS = 100  # of a client's round that are repeated at most
 POINTS = 10  # of them at which the gradient is measured
-SAMPLES = 128  # of a client that stand for all its data
+SAMPLES = 128  # of a client that stand for all its data,
+AT_LEAST = 8  # or so many batches, where those are more
 BATCHES = 16  # mini-batches whose gradients are measured at the first, middle and last point
 INPUTS = 4  # samples whose embedding is differentiated
 
@@ -56,12 +57,13 @@ class ClientRound:
         self.began = method.receive(self.model, engine.client(method, number), self.data, down)
         self.key = random.key(engine.seed, "theory", round, number).to(engine.federation.device)
         size = engine.federation.batch_size
-        fitting = engine.needs.lanes_that_fit(number) * size // 4  # products with a Hessian keep more
-        many = max(1, min(SAMPLES, fitting) // size)
-        self.batches = list(islice(self._epoch(0), many))
+        fitting = engine.needs.lanes_that_fit(number)
+        self.batches = list(islice(self._epoch(0), min(max(AT_LEAST, SAMPLES // size), fitting)))
         self.whole = Batch(*map(torch.cat, zip(*self.batches, strict=True)))
-        per_epoch = -(-engine.federation.used(number) // size)
-        self.steps = per_epoch * (engine.local_epochs if self.phase.epochs is None else self.phase.epochs)
+        part = min(SAMPLES, max(size, fitting * size // 4))  # products with a Hessian keep more, and there are many
+        self.part = Batch(*(tensor[:part] for tensor in self.whole))
+        self.per_epoch = -(-engine.federation.used(number) // size)
+        self.steps = self.per_epoch * (engine.local_epochs if self.phase.epochs is None else self.phase.epochs)
 
     def _epoch(self, epoch: int) -> Iterator[Batch]:
         return self.engine.federation.epoch(self.number, self.round, epoch)
@@ -73,15 +75,17 @@ class ClientRound:
         following = self.method.receive(self.model, ended, self.data, next_down)
         step = effective(self.engine.optimizer, self.phase, self.round)
         round = Round(
-            self.model, self.whole, self.phase.trains, self.began, ended, following, self.down, next_down, self.steps,
-            step,
+            self.model, self.whole, self._loss, self.phase.trains, self.began, ended, following, self.down, next_down,
+            self.steps, step,
         )  # fmt: skip
+        squared = sum(estimators.length(place.grads) ** 2 for place in places) / len(places)
+        variance = sum(noise.variance for noise in noises) / len(noises)
         constants = Constants(
             L1=self._smoothness(places),
             L2=self._stretch(places),
             G=max(noise.square**0.5 if self.theorem.squared else noise.norm for noise in noises),
             sigma2=max(noise.variance for noise in noises),
-            grad_sq=sum(estimators.length(place.grads) ** 2 for place in places) / len(places),
+            grad_sq=max(squared - estimators.excess(variance, len(self.batches), self.per_epoch), 0.0),
             steps=self.steps,
         )
         change = self._value(following, next_down) - self._value(self.began, self.down)
@@ -118,33 +122,34 @@ class ClientRound:
             estimators.slope(self._objective(place.client, batch, self.down, number), params)[1]
             for number, batch in enumerate(some, 1)
         ]
-        return estimators.noise(parts, place.grads)
+        return estimators.noise(parts, place.grads, len(self.batches), self.per_epoch)
 
     def _objective(self, client: Client, batch: Batch, down: Tree, draw: int = 0) -> Objective:
-        """The loss that is trained, with weight decay, as a function of what is trained."""
+        """The loss that is trained as a function of what is trained."""
+        return lambda trained: self._loss(client._replace(params=client.params | trained), down, batch, draw)
+
+    def _loss(self, client: Client, down: Tree, batch: Batch | None = None, draw: int = 0) -> Tensor:
+        """The loss that is trained, with weight decay; of all samples if no batch is given."""
+        batch = self.whole if batch is None else batch
         decay = 0.0 if self.phase.plain else self.engine.optimizer.weight_decay
-        loss_of = self.phase.loss or self.method.loss
-
-        def value(trained: Params) -> Tensor:
-            model = self.model.training(client.buffers, random.fold(self.key, draw), batch.mask)
-            loss = loss_of(model, client._replace(params=client.params | trained), batch, down)
-            found = loss[0] if isinstance(loss, tuple) else loss
-            if decay > 0:
-                found = found + decay / 2 * torch.stack([(p * p).sum() for p in trained.values()]).sum()
-            return found
-
-        return value
+        model = self.model.training(client.buffers, random.fold(self.key, draw), batch.mask)
+        loss = (self.phase.loss or self.method.loss)(model, client, batch, down)
+        found = loss[0] if isinstance(loss, tuple) else loss
+        if decay > 0:
+            trained = under(client.params, self.phase.trains).values()
+            found = found + decay / 2 * torch.stack([(p * p).sum() for p in trained]).sum()
+        return found
 
     def _value(self, client: Client, down: Tree) -> float:
         with torch.no_grad():
-            return float(self._objective(client, self.whole, down)(under(client.params, self.phase.trains)))
+            return float(self._loss(client, down))
 
     def _smoothness(self, places: Sequence[Place]) -> float:
         """The Hessian's largest eigenvalue at both ends of the way, and how gradients change between its points."""
         found = [
             estimators.curvature(
-                self._objective(place.client, self.whole, self.down),
-                under(place.client.params, self.phase.trains),
+                self._objective(place.client, self.part, self.down),
+                self._trained(place),
                 random.fold(self.key, -1),
             )
             for place in _ends(places)
@@ -193,4 +198,9 @@ def _ratio(far: float, moved: float) -> float:
 def effective(optimizer: Optimizer, phase: Phase, round: int) -> float:
     """The step of plain SGD that goes as far: momentum repeats each step, shrinking, so that they add up."""
     rate = optimizer.rate(round) if phase.lr is None else phase.lr
-    return rate if phase.plain else rate / (1 - optimizer.momentum)
+    return rate / share(optimizer, phase)
+
+
+def share(optimizer: Optimizer, phase: Phase) -> float:
+    """What is given as lr, of what goes as far as a step of plain SGD."""
+    return 1.0 if phase.plain else 1 - optimizer.momentum

@@ -1,5 +1,6 @@
 """What `protofed explain --theory` prints."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,9 @@ ROWS = {
     "turning": "what turning the prototypes costs, over 1 - rho",
     "lr_max_alone": "largest lr for local training alone",
     "lr_max": "largest lr as things are; 0: none",
+    "lr_min": "least lr as things are",
     "lam_max": "largest lam, for small lr",
-    "rho_min": "least rho at this lr; 1: none",
+    "rho_min": "least rho at this lr",
     "change": "the loss changed in the round by, worst client",
     "change_max": "and by the theorem by at most",
     "holds": "condition holds",
@@ -39,7 +41,7 @@ def guidance_table(console: Console, told: Mapping[str, Any]) -> None:
         table.add_column(title, justify="right" if title.startswith("round") else "left")
     for key, about in ROWS.items():
         if any(entry.get(key) is not None for entry in rounds):
-            table.add_row(key, about, *(_cell(entry.get(key)) for entry in rounds))
+            table.add_row(key, about, *(cell(key, entry.get(key)) for entry in rounds))
     console.print(table)
     for line in advice(told):
         _say(console, line)
@@ -55,31 +57,47 @@ def advice(told: Mapping[str, Any]) -> list[str]:
     """What the numbers suggest, in words."""
     last, suggests = told["rounds"][-1], told["suggests"]
     other = "lam" if last["lam"] is not None else "rho"
-    yours = f"yours: lr = {last['lr']:g}, {other} = {last[other]:g}"
+    yours = f"yours: lr = {last['lr']:g}, {other} = {_close(last[other]) if other == 'rho' else f'{last[other]:g}'}"
     held = sum(bool(entry["holds"]) for entry in told["rounds"])
+    unknown = sum(entry["holds"] is None for entry in told["rounds"])
     lines = [f"{yours}; the condition holds in {held} of {len(told['rounds'])} measured rounds"]
     if "lr" in suggests and other in suggests:
         lines.append(f"suggested: lr {_span(suggests['lr'])} together with {other} {_span(suggests[other])}")
+    elif unknown:
+        lines.append(f"suggested: nothing, because the constants of {unknown} of these rounds are unknown.")
     else:
         alone = [entry["lr_max_alone"] for entry in told["rounds"] if entry["lr_max_alone"] is not None]
-        small = f" Local training alone asks for lr up to {min(alone):.2g}." if alone else ""
+        small = f" Local training alone asks for lr up to {min(alone):.2g}." if alone and min(alone) > 0 else ""
         lines.append(f"suggested: nothing, because no lr and {other} satisfy all measured rounds.{small}")
     lines.append(
-        "A condition that holds promises that the loss falls; one that does not promises nothing. Runs well beyond "
-        "these bounds usually train, and near the end of a run, where gradients are small, no bound can hold."
+        "A condition that holds promises that the loss falls in expectation, if the constants were right; one that "
+        "does not promises nothing. Runs well beyond these bounds usually train, and near the end of a run, where "
+        "gradients are small, no bound can hold."
     )
     return lines
 
 
 def _span(span: list[float]) -> str:
     low, high = span
-    return f"up to {high:.2g}" if low == 0 else f"from {low:.4g}" + (f" to {high:.2g}" if high != 1 else "")
+    if high == 1:
+        return f"from {_close(low)}"
+    return f"up to {high:.2g}" if low == 0 else f"from {low:.4g} to {high:.2g}"
 
 
-def _cell(value: Any) -> str:
+def cell(key: str, value: Any) -> str:
+    """A number of an entry in a few digits."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value is None else f"{value:.3g}"
+    if value is None:
+        return "-"
+    if key == "rho_min" and value == 1:
+        return "none"
+    return _close(value) if key in ("rho", "rho_min") else f"{value:.3g}"
+
+
+def _close(value: float) -> str:
+    """A number below 1 in as many digits as it takes to tell it from 1."""
+    return f"{value:.{max(3, 1 - math.floor(math.log10(1 - value)))}g}" if value < 1 else f"{value:g}"
 
 
 def _say(console: Console, text: str) -> None:

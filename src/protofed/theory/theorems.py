@@ -1,6 +1,6 @@
 """For which methods there is a theorem, and what it asks of a round beside the constants of local training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,12 +17,15 @@ from protofed.theory import bounds
 from protofed.theory.bounds import Constants, Range, Verdict
 from protofed.theory.estimators import apart, length, slope
 
+Measurement = tuple[Constants, Mapping[str, float]]  # constants of training, and of the exchange
+
 
 class Round(NamedTuple):
     """One client's round: where it began and ended, and where the next one begins."""
 
     model: Model
     samples: Batch  # the client's data, or much of it
+    loss: Callable[[Client, Tree], Tensor]  # that is trained, of these samples, with weight decay
     trains: tuple[str, ...]  # prefixes of what is trained
     began: Client
     ended: Client
@@ -48,8 +51,8 @@ class Theorem(Protocol):
     def verdict(self, method: Any, constants: Constants, step: float, exchange: Mapping[str, float]) -> Verdict:
         """The bounds."""
 
-    def suggests(self, constants: Constants, exchange: Mapping[str, float]) -> Range:
-        """What would satisfy the theorem."""
+    def suggests(self, several: Sequence[Measurement]) -> Range:
+        """What would satisfy the theorem for all of these."""
 
     def chosen(self, method: Any) -> dict[str, float]:
         """What can be chosen beside the step size."""
@@ -74,8 +77,8 @@ class OfFedProto:
     def verdict(self, method: FedProto, constants: Constants, step: float, exchange: Mapping[str, float]) -> Verdict:
         return bounds.fedproto(constants, step, method.lam, **exchange)
 
-    def suggests(self, constants: Constants, exchange: Mapping[str, float]) -> Range:
-        return bounds.fedproto_range(constants, **exchange)
+    def suggests(self, several: Sequence[Measurement]) -> Range:
+        return bounds.fedproto_range([(constants, exchange["pull"]) for constants, exchange in several])
 
     def chosen(self, method: FedProto) -> dict[str, float]:
         return {"lam": method.lam}
@@ -92,19 +95,18 @@ class OfFedNH:
         return F.normalize(model.embed(client, x))
 
     def exchange(self, method: FedNH, round: Round) -> dict[str, float]:
-        """What averaging the bodies and turning the prototypes costs: distance times the loss's slope."""
+        """What turning the prototypes and then averaging the bodies costs (Eq. 9): distance times the loss's slope."""
         moved = apart(under(round.next.params, round.trains), under(round.ended.params, round.trains))
-        body = max(_body_slope(method, round, client) for client in (round.ended, round.next))
+        body = max(_body_slope(round, client) for client in (round.ended, round.next))
         turned = float(torch.linalg.vector_norm(round.next_down["prototypes"] - round.down["prototypes"]))
-        pairs = (round.began, round.down), (round.ended, round.next_down)
-        steep = max(_prototype_slope(method, round, client, down) for client, down in pairs)
+        steep = max(_prototype_slope(round, down) for down in (round.down, round.next_down))
         return {"averaging": body * moved / (round.steps * round.step), "turning": steep * turned / (1 - method.rho)}
 
     def verdict(self, method: FedNH, constants: Constants, step: float, exchange: Mapping[str, float]) -> Verdict:
         return bounds.fednh(constants, step, method.rho, **exchange)
 
-    def suggests(self, constants: Constants, exchange: Mapping[str, float]) -> Range:
-        return bounds.fednh_range(constants, **exchange)
+    def suggests(self, several: Sequence[Measurement]) -> Range:
+        return bounds.fednh_range([(c, exchange["averaging"], exchange["turning"]) for c, exchange in several])
 
     def chosen(self, method: FedNH) -> dict[str, float]:
         return {"rho": method.rho}
@@ -138,20 +140,19 @@ def _lengths(method: FedProto, z: Tensor, prototypes: Tensor) -> Tensor:
     return torch.linalg.vector_norm(torch.autograd.grad(distance, targets)[0], dim=1)
 
 
-def _body_slope(method: FedNH, round: Round, client: Client) -> float:
-    """|gradient| of the loss in what is trained."""
+def _body_slope(round: Round, client: Client) -> float:
+    """|gradient| of the loss in what is trained, with the new prototypes."""
 
     def objective(trained: Params) -> Tensor:
-        changed = client._replace(params=client.params | trained)
-        return method.loss(round.model, changed, round.samples, round.down)
+        return round.loss(client._replace(params=client.params | trained), round.next_down)
 
     return length(slope(objective, under(client.params, round.trains))[1])
 
 
-def _prototype_slope(method: FedNH, round: Round, client: Client, down: Tree) -> float:
-    """|gradient| of the loss in the prototypes."""
+def _prototype_slope(round: Round, down: Tree) -> float:
+    """|gradient| of the loss in the prototypes, with the client's trained body."""
 
     def objective(head: Params) -> Tensor:
-        return method.loss(round.model, client, round.samples, down | head)
+        return round.loss(round.ended, down | head)
 
     return length(slope(objective, {"prototypes": down["prototypes"]})[1])

@@ -1,6 +1,6 @@
 """Whether the conditions of the convergence theorems hold, with constants estimated on the run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +8,15 @@ from protofed.report.figure import Axis, Figure, Line, Panel, Plot, thinned
 from protofed.report.figures.accuracy import curve
 from protofed.report.groups import MISSING, Group
 from protofed.report.runs import Run
+from protofed.theory.table import cell
 
 PANELS = {
-    "lr": ("Step size", "step size", "lr_max", "at most"),
-    "lam": ("Weight of the prototypes' loss", "lambda", "lam_max", "at most"),
-    "rho": ("Inertia of the prototypes", "rho", "rho_min", "at least"),
-    "grad_sq": ("Squared gradient", "squared norm", "", ""),
+    "lr": ("Step size", "step size", {"lr_max": "at most", "lr_min": "at least"}),
+    "lam": ("Weight of the prototypes' loss", "lambda", {"lam_max": "at most"}),
+    "rho": ("Inertia of the prototypes", "rho", {"rho_min": "at least"}),
+    "grad_sq": ("Squared gradient", "squared norm", {}),
 }
-NUMBERS = ("L1", "L2", "G", "sigma2", "lr", "lr_max", "lam", "lam_max", "rho", "rho_min")
+NUMBERS = ("L1", "L2", "G", "sigma2", "lr", "lr_min", "lr_max", "lam", "lam_max", "rho", "rho_min")
 
 
 def make(groups: Sequence[Group]) -> Figure:
@@ -24,8 +25,8 @@ def make(groups: Sequence[Group]) -> Figure:
     if not last:
         return Figure("theory", "Convergence guidance", missing="No run estimated the constants of a theorem.")
     panels = []
-    for key, (title, axis, bound, word) in PANELS.items():
-        lines = [line for group, _ in last for line in _pair(group, key, bound, word)]
+    for key, (title, axis, bounds) in PANELS.items():
+        lines = [line for group, _ in last for line in _bounded(group, key, bounds)]
         if lines:
             log = all(value is not None and value > 0 for line in lines for value in line.y)  # a bound of 0 is none
             panels.append(Panel({"": Plot(lines, Axis("round"), Axis(axis, log=log), height=280)}, title))
@@ -33,10 +34,10 @@ def make(groups: Sequence[Group]) -> Figure:
     return Figure(
         id="theory",
         title="Convergence guidance",
-        caption="What was used (solid) against the bound for which the theorem promises descent (dotted), with "
-        "constants estimated in that round: a solid line on the right side of its dotted one (below 'at "
-        "most', above 'at least') meets the condition. This is guidance and not proof: constants are "
-        "estimated along the run, and the bounds are sufficient, not necessary.",
+        caption="What was used (solid) against the bounds for which the theorem promises descent (dotted), with "
+        "constants estimated in that round: the condition is met where, in all panels together, the solid line is on "
+        "the right side of its dotted ones (below 'at most', above 'at least'). This is guidance and not proof: "
+        "constants are estimated along the run, and the bounds are sufficient, not necessary.",
         panels=panels,
         columns=3,
         notes=[*said, *thinned(max(len(run.rounds) for group in guided for run in group.runs), "rounds")],
@@ -55,16 +56,17 @@ def _spread(run: Run) -> Run:
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in (line.get("theory") or {}).items() if isinstance(value, int | float)}
+    """Those of a round; a least lr of 0 is none."""
+    found = {key: value for key, value in (line.get("theory") or {}).items() if isinstance(value, int | float)}
+    return {key: value for key, value in found.items() if key != "lr_min" or value > 0}
 
 
-def _pair(group: Group, key: str, bound: str, word: str) -> list[Line]:
-    """What was used, and its bound; nothing where there is no bound."""
-    used, most = curve(group, key, dash="solid"), curve(group, bound, dash="dot") if bound else None
-    if used is None or (bound and most is None):
-        return []
-    lines = [replace(used, low=None, high=None)]
-    return lines if most is None else [*lines, replace(most, low=None, high=None, name=f"{group.label}, {word}")]
+def _bounded(group: Group, key: str, bounds: Mapping[str, str]) -> list[Line]:
+    """What was used, and its bounds; nothing where there should be some and are none."""
+    used = curve(group, key, dash="solid")
+    found = [(curve(group, bound, dash="dot"), f"{group.label}, {word}") for bound, word in bounds.items()]
+    dotted = [replace(line, low=None, high=None, name=name) for line, name in found if line is not None]
+    return [] if used is None or (bounds and not dotted) else [replace(used, low=None, high=None), *dotted]
 
 
 def _table(last: Sequence[tuple[Group, dict[str, Any]]]) -> list[list[str]]:
@@ -75,9 +77,5 @@ def _table(last: Sequence[tuple[Group, dict[str, Any]]]) -> list[list[str]]:
         holds = [bool(some["holds"]) for run in group.runs for some in _lines(run) if some.get("holds") is not None]
         share = f"{100 * sum(holds) / len(holds):.0f} %" if holds else MISSING
         met = {True: "holds", False: "does not hold", None: MISSING}
-        rows.append([group.label, met[line.get("holds")], *[_short(line.get(key)) for key in keys], share])
+        rows.append([group.label, met[line.get("holds")], *[cell(key, line.get(key)) for key in keys], share])
     return rows
-
-
-def _short(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3g}"
