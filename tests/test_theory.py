@@ -522,6 +522,7 @@ def test_the_least_lr_is_told_and_a_rho_near_1_is_told_from_none() -> None:
 
 def test_a_run_is_explained_by_what_it_measured() -> None:
     result = run(small("evaluate.theory=1", "rounds=2"), "out")
+    assert all(line["parts"]["theory"] > 0 for line in result.rounds)
     told = explained("fedproto", "--run", "out")
     assert [entry["round"] for entry in told["rounds"]] == [1, 2]
     assert told["rounds"][1]["L1"] == result.rounds[1]["theory"]["L1"]

@@ -239,7 +239,8 @@ def combine(experiment: Experiment, server: Any, trained: Trained, cohort: Seque
 
 def _parts(clock: dict[str, float], seconds: float) -> dict[str, float]:
     """Where the seconds of a round went; the rest is states, messages, snapshots and waiting for each other."""
-    known = {name: clock.get(name, 0.0) for name in ("train", "upload", "aggregate", "evaluate")}
+    asked = ["theory"] if "theory" in clock else []
+    known = {name: clock.get(name, 0.0) for name in ("train", "upload", "aggregate", "evaluate", *asked)}
     return known | {"rest": max(0.0, seconds - sum(known.values()))}
 
 
@@ -255,7 +256,8 @@ def theory_numbers(
     every = experiment.evaluate.theory
     if not every or (round + 1) % every or why_not(experiment.method, experiment.optimizer):
         return {}
-    return {"theory": measure(engine, experiment.method, servers, cohort, round, trained.clients)}
+    with engine.clock.part("theory"):
+        return {"theory": measure(engine, experiment.method, servers, cohort, round, trained.clients)}
 
 
 def _mean_loss(trained: Trained) -> float | None:
