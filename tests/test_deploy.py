@@ -96,8 +96,12 @@ class Followed:
             self.running |= begun
             return ""
         for name, process in begun.items():
-            assert process.wait(PATIENCE) == 0, f"on {name}:\n{step.code}\n{self.log(name).read_text()[before[name] :]}"
-        return self.log(name).read_text()[before[name] :]
+            assert process.wait(PATIENCE) == 0, f"on {name}:\n{step.code}\n{self._since(name, before[name])}"
+        return self._since(name, before[name])
+
+    def _since(self, name: str, size: int) -> str:
+        """What was printed since the log had so many bytes."""
+        return self.log(name).read_bytes()[size:].decode()
 
     def until(self, what: Callable[[], Any], why: str) -> None:
         end = time.monotonic() + PATIENCE
