@@ -382,7 +382,7 @@ def test_a_part_of_the_runs() -> None:
     words = ("fedpr/figure-2", "--quick", "--out", "out", "--jobs", "1")
     done = _reproduce(*words, "--only", "seed=0", "--only", "method=fedpr")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 runs are not finished" in done.stdout
+    assert "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' goes on from there." in done.stdout
     measured = Measured.load(Path("out/fedpr/figure-2-quick/result.json"))
     assert list(measured.rows) == ["fedpr"]
     assert len(list(Path("out/runs").iterdir())) == 1

@@ -14,6 +14,7 @@ from protofed.reproduce.entry import Entry
 from protofed.sweep import Cell, Sweep
 from protofed.sweep.plan import key_of, method_of, takes
 
+QUICK = "quick version"
 WHOLE = ("model", "partition")  # naming another one makes fields of the old one meaningless
 
 
@@ -29,7 +30,7 @@ class Plan(NamedTuple):
     @property
     def label(self) -> str:
         """What to write beside every number of this plan; empty for the whole entry."""
-        parts = ["quick version: smaller and fewer runs, not the paper's setting"] if self.quick else []
+        parts = [f"{QUICK}: smaller and fewer runs, not the paper's setting"] if self.quick else []
         return "; ".join([*parts, *([self.instead] if self.instead else [])])
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.reproduce.entry import PAPERS, Column, Entry
+from protofed.reproduce.plan import QUICK
 from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of, there
 
 TITLE = 18  # letters of a column's title in a line
@@ -113,7 +114,8 @@ def to_go(measured: Measured) -> list[str]:
     found = []
     if measured.missing:
         runs = "1 run is" if measured.missing == 1 else f"{measured.missing} runs are"
-        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}' goes on from there.")
+        quick = " --quick" if measured.label.startswith(QUICK) else ""
+        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' goes on from there.")
     if measured.seconds:
         found.append(f"{duration(measured.seconds)} of runs, one after another, on {measured.machine}.")
     return found
