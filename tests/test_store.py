@@ -439,7 +439,7 @@ def test_killed_with_little_memory_and_resumed_equals_never_killed() -> None:
 
 
 def test_much_written_for_want_of_memory_makes_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["protofed.run"], "SPILLED", 50_000)  # six clients of some 20 kB, one in memory
+    monkeypatch.setattr("protofed.checkpoints.SPILLED", 50_000)  # six clients of some 20 kB, one in memory
     run(small("rounds=4"), "out", checkpoint_seconds=1e9, client_bytes=0)
     assert [path.name for path in RunFolder(Path("out")).checkpoints()] == ["round-000004", "round-000002"]
 

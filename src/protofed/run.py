@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from protofed.checkpoints import CHECKPOINT_SECONDS, Checkpoints
 from protofed.compiling import choose
 from protofed.data.scaling import inputs
 from protofed.data.split import Split
@@ -24,9 +25,6 @@ from protofed.prepare import Prepared, draw_cohort, prepare, threads
 from protofed.record import Recorder, classes
 from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
 from protofed.theory.entry import measure, why_not
-
-CHECKPOINT_SECONDS = 10.0  # between two checkpoints at least, so that writing never outweighs training
-SPILLED = 2**30  # bytes of client states written for want of memory, after which a checkpoint is due all the same
 
 
 class Interrupted(Exception):
@@ -159,8 +157,7 @@ def _rounds(
 ) -> State:
     """Every round that is left."""
     method = experiment.method
-    saved, saved_at, save_seconds = state.round, time.monotonic(), 0.0
-    room = True
+    checkpoints = Checkpoints(folder, experiment, state.round, watch, checkpoint_seconds)
     engine.clients = state.clients
     engine.clock.take()  # what was tried before the first round does not count
     try:
@@ -208,22 +205,7 @@ def _rounds(
             watch.round(line)
             if stop.is_set():
                 raise KeyboardInterrupt
-            pause = max(checkpoint_seconds, 10 * save_seconds) if checkpoint_seconds else 0.0
-            due = time.monotonic() - saved_at >= pause or state.clients.spilled > SPILLED
-            last = state.round == experiment.rounds
-            if due or last:
-                began = time.monotonic()
-                before, room = room, folder.fits(state)
-                if room or (last and experiment.record.models):
-                    folder.save(state)
-                    saved = state.round
-                elif before:
-                    watch.note(
-                        f"the disk has no room for checkpoints of {folder.path}: the run goes on without. Free some "
-                        f"space; if it is stopped now, it resumes after round {saved}"
-                    )
-                saved_at = time.monotonic()
-                save_seconds = saved_at - began
+            checkpoints.after(state)
     except KeyboardInterrupt:
         folder.save(state)
         raise Interrupted(f"stopped after round {state.round} of {experiment.rounds}") from None

@@ -96,8 +96,9 @@ def _lines(entry: Entry, measured: Measured, done: Sequence[Done], views: Views)
     canvas, grid = _grid(len(by_group), 2, 4.4)
     columns = {column.name: column for column in columns_of(entry, measured)}
     for axes, (group, points) in zip(grid, by_group.items(), strict=True):
+        fair = _fair(measured, points)
         for colour, row in zip(COLOURS * 3, rows_of(entry, measured), strict=False):
-            known = [(float(x), mean_std(_fair(measured, points), row, columns[name])) for x, name in points]
+            known = [(float(x), mean_std(fair, row, columns[name])) for x, name in points]
             shown = [(x, *number[:2]) for x, number in known if number]
             if shown:
                 x, mean, std = (np.array(part) for part in zip(*shown, strict=True))
@@ -118,7 +119,8 @@ def _bars(entry: Entry, measured: Measured, done: Sequence[Done], views: Views) 
     columns = {column.name: column for column in columns_of(entry, measured)}
     row = rows_of(entry, measured)[0]
     for axes, (group, points) in zip(grid, by_group.items(), strict=True):
-        numbers = [mean_std(_fair(measured, points), row, columns[name]) or (np.nan, 0, 0) for _, name in points]
+        fair = _fair(measured, points)
+        numbers = [mean_std(fair, row, columns[name]) or (np.nan, 0, 0) for _, name in points]
         heights, errors = [number[0] for number in numbers], [number[1] for number in numbers]
         axes.bar(range(len(points)), heights, yerr=errors, capsize=3, color=COLOURS[: len(points)])
         axes.set_xticks(range(len(points)), [x for x, _ in points])
