@@ -208,11 +208,27 @@ def test_nway_kshot_errors_name_key_class_and_remedy() -> None:
     data = domain((500, 500, 30), (50, 50, 50))
     with pytest.raises(UserError, match=r"partition\.shots = 100: class 'class2' has 30 .* (\d+) clients want (\d+)"):
         NWayKShot(ways=3, spread=0)([data], 4, 0)
-    with pytest.raises(UserError, match=r"Use partition\.shots = 7 or fewer"):
+    with pytest.raises(
+        UserError, match=r"Use partition\.shots = 7 or fewer, or fewer clients, or partition\.short = fewer"
+    ):
         NWayKShot(ways=3, spread=0)([data], 4, 0)
     NWayKShot(ways=3, spread=0, shots=7)([data], 4, 0)  # the remedy works
     with pytest.raises(UserError, match=r"partition\.test_shots = 40: class 'class0' has 20 test samples"):
         NWayKShot(ways=10, shots=5, spread=0, test_shots=40)([even()], 4, 0)
+
+
+def test_nway_kshot_gives_fewer_of_a_scarce_class_if_told_so() -> None:
+    data = domain((500, 500, 30), (50, 50, 50))
+    plenty = NWayKShot(ways=3, spread=0, shots=7)([data], 4, 0)
+    split = NWayKShot(ways=3, spread=0, short="fewer")([data], 4, 0)
+    valid(split, [data], 4)
+    assert split.counts([data]).tolist() == [[100, 100, 7]] * 4
+    assert split.notes == (
+        "partition.short = fewer: so many samples at most of the classes that are scarce: class2 (7).",
+    )
+    assert NWayKShot(ways=3, spread=0, shots=7, short="fewer")([data], 4, 0).hash == plenty.hash, "nothing is scarce"
+    with pytest.raises(UserError, match=r"fewer clients or more data\.$"):
+        NWayKShot(ways=3, spread=0, short="fewer")([domain((500, 500, 3), (50, 50, 50))], 4, 0)
 
 
 # --- Dirichlet --------------------------------------------------------------------------------------------------------

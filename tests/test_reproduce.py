@@ -490,6 +490,9 @@ def test_numbers_of_several_machines_are_joined_where_the_runs_are_the_same() ->
     assert joined(before._replace(runs={"2": 1.0}), now).runs == {"1": None, "2": 2.0}
     assert alike(before, part)
     assert alike(before, now)
+    replanned = now._replace(runs={"1": None, "3": 2.0})  # a run that was never made is another one now
+    assert alike(before, replanned)
+    assert joined(before, replanned).runs == {"1": 5.0, "3": 2.0}
     others: list[dict[str, Any]] = [{"label": "quick"}, {"seeds": [0, 2]}, {"runs": {"3": 1.0}}, {"data": {"f": "3"}}]
     assert not any(alike(before._replace(**other), now) for other in others)
 

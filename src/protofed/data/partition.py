@@ -7,7 +7,7 @@ another test rule leaves the training data as it is. Nothing is drawn without an
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Lt
@@ -47,6 +47,8 @@ class NWayKShot:
     """How far ways and shots may go up or down; the paper calls it a standard deviation, its code draws uniformly."""
     test_shots: Annotated[int, Ge(0)] = 0
     """Test samples per class and client; 0: each class's test samples are dealt evenly to the clients that have it."""
+    short: Literal["refuse", "fewer"] = "refuse"
+    """Where a class has fewer training samples than its clients want: refuse, or give each of them fewer."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
         domain = only(domains, clients, "nway_kshot")
@@ -67,6 +69,14 @@ class NWayKShot:
 
         counts = holds * k[:, None]
         have = per_class(domain.y_train, classes)
+        notes = []
+        if self.short == "fewer" and (scarce := np.flatnonzero(counts.sum(0) > have)).size:
+            most_each = np.maximum(
+                1, have[scarce] // holds.sum(0)[scarce]
+            )  # one at least: _enough refuses what is left
+            counts[:, scarce] = np.minimum(counts[:, scarce], most_each)
+            fewer = ", ".join(f"{domain.class_names[c]} ({each})" for c, each in zip(scarce, most_each, strict=True))
+            notes.append(f"partition.short = fewer: so many samples at most of the classes that are scarce: {fewer}.")
         self._enough("shots", "training", domain, have, counts, self.spread)
         train = deal(domain.y_train, stream(seed, TRAIN).permutation(len(domain.y_train)), counts)
 
@@ -78,7 +88,6 @@ class NWayKShot:
         else:
             shares = apportion_classes(have, holds.astype(np.int64), rng)
         test = deal(domain.y_test, rng.permutation(len(domain.y_test)), shares)
-        notes = []
         if self.ways + self.spread > most:
             notes.append(
                 f"partition.ways = {self.ways}, partition.spread = {self.spread}: with {classes} classes a client gets "
@@ -95,6 +104,8 @@ class NWayKShot:
         worst = short[np.argmin(have[short] / holders[short])]
         fit = have[worst] // holders[worst] - spread
         remedy = f"partition.{key} = {fit} or fewer, or fewer clients" if fit >= 1 else "fewer clients or more data"
+        if key == "shots" and have[worst] >= holders[worst]:
+            remedy += ", or partition.short = fewer"
         raise UserError(
             f"partition.{key} = {getattr(self, key)}: class {domain.class_names[worst]!r} has {have[worst]} {part} "
             f"samples, but {holders[worst]} clients want {counts[:, worst].sum()} of them. Use {remedy}."

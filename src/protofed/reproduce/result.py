@@ -63,15 +63,21 @@ class Measured(NamedTuple):
 
 
 def alike(before: Measured, now: Measured) -> bool:
-    """Whether both are of the same runs, or one of a part of the other's, on the same data as far as that is known."""
-    one, two = set(before.runs), set(now.runs)
+    """Whether what was measured before is of runs that are wanted now, or what is wanted now is a part of those of
+    before; on the same data, as far as that is known."""
+    measured = {run for run, seconds in before.runs.items() if seconds is not None}
+    wanted = now.runs.keys()
     same_data = all(now.data.get(name, there) == there for name, there in before.data.items())
-    return (before.label, before.seeds) == (now.label, now.seeds) and (one <= two or two <= one) and same_data
+    return (
+        (before.label, before.seeds) == (now.label, now.seeds)
+        and (measured <= wanted or wanted <= before.runs.keys())
+        and same_data
+    )
 
 
 def joined(before: Measured, now: Measured) -> Measured:
     """What was measured now, and the rest of what was measured before."""
-    whole = max(now, before, key=lambda some: len(some.runs))
+    whole = before if now.runs.keys() < before.runs.keys() else now
     rows = {row: dict(columns) for row, columns in now.rows.items()}
     for row, columns in before.rows.items():
         for name, old in columns.items():
