@@ -24,7 +24,7 @@ from protofed.sweep import Outcome, Sweep, SweepWatch, run_sweep
 from protofed.sweep import run as running
 from protofed.sweep.plan import Cell, identity
 from protofed.sweep.run import check_cells, place, share_out
-from protofed.sweep.view import Estimate
+from protofed.sweep.view import Estimate, shortened
 from protofed.sweep.workers import Placed
 
 TINY = ["rounds=2", "clients=4", "partition.shots=4", "model=mlp_digits", "evaluate.pm_clients=1"]
@@ -91,6 +91,51 @@ def test_a_sweep_never_writes_over_its_own_file() -> None:
     run_sweep(plan, ".", jobs=1)
     assert Path("sweep.toml").read_text().startswith("# mine")
     assert Path("cells.json").is_file()
+    told: list[str] = []
+    watch = SweepWatch()
+    watch.note = told.append  # type: ignore[method-assign]
+    run_sweep(sweep(methods={"local": []}), ".", jobs=1, watch=watch)
+    assert Path("sweep.toml").read_text().startswith("# mine"), "nor over that of another sweep"
+    assert told == ["sweep.toml was written by hand, and stays as it is"]
+    for seeds in ([0], [0, 1]):  # but over what it wrote itself
+        run_sweep(sweep(methods={"local": []}, seeds=seeds), "out", jobs=1)
+        assert Sweep.load("out/sweep.toml").seeds == tuple(seeds)
+
+
+OWN = """
+from protofed.methods import METHODS
+class Mine(METHODS["local"]):
+    pass
+"""
+
+
+def test_a_sweep_says_when_ones_own_code_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(".")
+    Path("mymethods_of_a_sweep.py").write_text(OWN)
+    plan = sweep(methods={"mymethods_of_a_sweep:Mine": []})
+    told: list[str] = []
+    watch = SweepWatch()
+    watch.note = told.append  # type: ignore[method-assign]
+    assert [o.status for o in run_sweep(plan, "out", jobs=1, watch=watch)] == ["done"]
+    assert [o.status for o in run_sweep(plan, "out", jobs=1, watch=watch)] == ["kept"]
+    assert not any("has changed" in note for note in told)
+    Path("mymethods_of_a_sweep.py").write_text(OWN + "# now it is another one\n")
+    assert [o.status for o in run_sweep(plan, "out", jobs=1, watch=watch)] == ["kept"]
+    assert told[-1].startswith("the file of mymethods_of_a_sweep:Mine has changed since 1 finished cell of it.")
+
+
+def test_a_damaged_cell_is_named_with_what_to_do() -> None:
+    plan = sweep(methods={"local": []})
+    ((_, folder),) = place(plan.cells(), Path("out"))
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text("rounds = ")
+    with pytest.raises(UserError, match=rf"cannot be read.*To run this cell anew, remove {folder}\."):
+        run_sweep(plan, "out", jobs=1)
+
+
+def test_a_long_label_leaves_room_for_the_bar() -> None:
+    assert shortened("demo, local, seed 0", 20) == "demo, local, seed 0"
+    assert shortened("demo, a label that is long, seed 0", 20) == "demo, a l…ng, seed 0"
 
 
 def test_a_hash_is_of_the_experiment_not_of_its_names() -> None:
@@ -126,6 +171,8 @@ def test_experiments_are_found_beside_the_sweep_and_the_kept_file_says_the_same(
 BAD = {
     "an unknown key": ({"seed": [1]}, ["unknown key seed", "'seeds'"]),
     "no method": ({"methods": {}}, ["no methods"]),
+    "a label of two lines": ({"methods": {"two\nlines": ["method=local"]}}, ["'two\\nlines'", "one line"]),
+    "an empty label": ({"methods": {"": ["method=local"]}}, ["''", "one line"]),
     "a wrong label": ({"methods": {"fedprot": []}}, ["'fedprot'", "Did you mean 'fedproto'?"]),
     "a label that is another method": ({"methods": {"local": ["method=fedproto"]}}, ["'local'", "fedproto"]),
     "no experiment": ({"experiment": []}, ["no experiment"]),

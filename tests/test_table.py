@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from command import protofed
 from protofed import Experiment, UserError, run
+from protofed.atomic import write_atomically
 from protofed.cli.sweep import table_of
 from protofed.folder import RunFolder
 from protofed.report import paired, render
@@ -96,7 +98,10 @@ def test_a_star_needs_seeds_enough() -> None:
     assert entry.test is not None
     assert entry.test.p is not None
     assert entry.test.p < 1e-5
-    assert "+10.04*, p < 0.001, 5/5" in render.markdown(table)
+    assert r"+10.04\*, p < 0.001, 5/5" in render.markdown(table)
+    mixed = {"local": base, "fedproto": sure, "fedper": [0.5, *[None] * 4]}
+    said = tabulate(collect(rows(mixed, "mixed")), "accuracy", "local").notes
+    assert any("*: p below 0.05" in note and "With 1 seed p is a hint" in note for note in said), "both are said"
     few = tabulate(collect(rows({"local": base[:3], "fedproto": sure[:3]}, "few")), "accuracy", "local")
     assert few.rows[0].entries["", "accuracy"].test.p < 0.001  # type: ignore[union-attr, operator]
     text = render.markdown(few)
@@ -113,18 +118,33 @@ def test_mean_deviation_and_ranks_by_hand() -> None:
         "local": [0.10, 0.30],
         "fedproto": [0.50, 0.70],
         "fedper": [0.40, 0.80001],  # reads as fedproto does
-        "ditto": [0.55, None],
+        "fedrep": [0.55, 0.55],
+        "ditto": [0.99, None],  # its one seed is not those of the others
     }
     table = tabulate(collect(rows(values)), "accuracy,seconds")
     by = {row.label: row.entries["", "accuracy"] for row in table.rows}
     assert by["local"].mean == pytest.approx(0.2)
     assert by["local"].std == pytest.approx(0.1)  # of the population
-    assert {name: entry.rank for name, entry in by.items()} == {"fedproto": 1, "fedper": 1, "ditto": 2, "local": 0}
+    ranks = {name: entry.rank for name, entry in by.items()}
+    assert ranks == {"local": 0, "fedproto": 1, "fedper": 1, "fedrep": 2, "ditto": 0}
     assert all(row.entries["", "seconds"].rank == 0 for row in table.rows)
     assert any("different numbers of seeds (1, 2)" in note for note in table.notes)
     text = render.markdown(table)
     assert "| fedproto | **60.00 ± 10.00** | 3.0 |" in text
-    assert "| ditto | *55.00 (n=1)* | 3.0 |" in text
+    assert "| fedrep | *55.00 ± 0.00* | 3.0 |" in text
+    assert "| ditto | 99.00 (n=1) | 3.0 |" in text
+
+
+def test_of_two_different_numbers_the_second_is_the_worst() -> None:
+    table = tabulate(collect(rows({"local": [0.1, 0.1], "fedper": [0.5, 0.5], "ditto": [0.5, 0.5]})), "accuracy")
+    assert {row.label: row.entries["", "accuracy"].rank for row in table.rows} == {"local": 0, "fedper": 1, "ditto": 1}
+
+
+def test_rows_of_different_seeds_are_not_ranked() -> None:
+    runs = rows({"local": [0.1, 0.2, None, None], "fedper": [None, None, 0.5, 0.6]})
+    table = tabulate(collect(runs), "accuracy")
+    assert [row.entries["", "accuracy"].rank for row in table.rows] == [0, 0]
+    assert any("rows have different seeds (fedper: 2, 3; local: 0, 1)" in note for note in table.notes)
 
 
 def line(number: int, accuracy: float, **more: float) -> dict[str, Any]:
@@ -141,7 +161,58 @@ def test_last_round_last_ten_and_best_on_validation_are_different_columns() -> N
     assert Column.parse("accuracy@validation").of(one) == pytest.approx(0.07)
     assert Column.parse("global@validation").of(one) == pytest.approx(0.015)  # by the global model's own validation
     titles = [Column.parse(f"accuracy{at}").title for at in ("", "@last10", "@validation", "@12")]
-    assert titles == ["accuracy", "accuracy, last 10", "accuracy, best on validation", "accuracy @ 12"]
+    assert titles == ["accuracy", "accuracy, last 10", "accuracy, best on validation", "accuracy, rounds 3 to 12"]
+
+
+def test_means_of_fewer_rounds_than_ten_are_named() -> None:
+    thin = [{**line(r, r / 100), "accuracy_mean": r / 100 if r % 4 == 0 else None} for r in range(1, 13)]
+    for name, curve in (("local", [line(r, r / 100) for r in range(1, 13)]), ("fedper", thin)):
+        folder(f"runs/{name}", 0.5, f"method={name}", rounds=curve)
+    table = tabulate(collect("runs"), "accuracy,accuracy@last10")
+    entries = {row.label: row.entries["", "accuracy, last 10"] for row in table.rows}
+    assert [entries[name].mean for name in ("local", "fedper")] == pytest.approx([0.075, 0.08])
+    assert [entry.rank for entry in entries.values()] == [0, 0], "means of different rounds are not ranked"
+    said = "accuracy, last 10: means of fewer than 10 tested rounds (3: fedper; 10: local), and not ranked"
+    assert any(note.startswith(said) for note in table.notes)
+    with pytest.raises(UserError, match="accuracy@13: the runs have 12 rounds"):
+        tabulate(collect("runs"), "accuracy@13")
+
+
+def test_a_round_without_validation_is_not_the_best_on_it() -> None:
+    curve = [line(1, 0.1, validation_mean=math.nan), line(2, 0.2, validation_mean=0.5)]
+    one = Run(folder("a", rounds=curve[1:]), RunFolder(Path("a")).summary())
+    one.rounds = curve
+    assert Column.parse("accuracy@validation").of(one) == 0.2
+
+
+def test_other_models_are_other_rows_and_never_other_seeds() -> None:
+    folder("runs/a", 0.2, "method=local", "model=cnn_digits", "seed=0")
+    folder("runs/b", 0.4, "method=local", "seed=1")  # the demo's three architectures
+    table = tabulate(collect("runs"), "accuracy")
+    assert [row.label for row in table.rows] == [
+        "local, model=cnn_digits",
+        "local, model=cnn_digits_8+cnn_digits_16+mlp_digits",
+    ]
+    runs = collect("runs").runs
+    for run_ in runs:  # of two sweeps, which name no model
+        run_.labels = {"experiment": "demo", "method": "local", "seed": str(run_.seed)}
+    table = tabulate(runs, "accuracy")
+    assert [row.entries["demo", "accuracy"].values for row in table.rows] == [{0: 0.2}]
+    assert any("other settings" in note and "model.name" in note for note in table.notes)
+
+
+def test_runs_of_changed_code_are_named() -> None:
+    for seed, code in enumerate(("aa", "bb")):
+        here = RunFolder(folder(f"runs/{seed}", 0.2, "method=local", f"seed={seed}"))
+        here.write_json("environment.json", {"protofed": VERSION, "own": {"mine:Net": code}})
+    assert any("local: its code was changed between its runs" in n for n in tabulate(collect("runs")).notes)
+
+
+def test_keys_of_two_sections_are_told_apart() -> None:
+    folder("runs/a", 0.2, "method=local")
+    one = collect("runs").runs[0]
+    one.labels |= {"join.steps": "5", "method.steps": "10", "optimizer.lr": "0.1", "model.name": "net"}
+    assert tabulate([one]).rows[0].label == "local, join.steps=5, method.steps=10, lr=0.1, model=net"
 
 
 def test_the_best_on_the_test_set_cannot_be_had() -> None:
@@ -350,7 +421,13 @@ def test_latex_is_escaped_and_has_rules() -> None:
     text = render.latex(tabulate(one, "accuracy"))
     assert r"50\% \& more\_\{x\} & \textbf{50.00} \\" in text
     assert r"\underline{40.00}" in text
-    for part in (r"\begin{tabular}{lr}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"):
+    one.runs[0].labels["method"] = "*λ > |x|"
+    one.runs[1].summary["gain"] = -3e-7
+    text = render.latex(tabulate(one, "gain,accuracy"))
+    assert r"{}*$\lambda$ $>$ \textbar{}x\textbar{} & - & \textbf{50.00} \\" in text, "no row begins with a star"
+    assert "local & $-$3e$-$07 & " in text, "escaped once"
+    assert r"| \*λ > \|x\| | - | **50.00** |" in render.markdown(tabulate(one, "gain,accuracy"))
+    for part in (r"\begin{tabular}{lrr}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"):
         assert part in text
 
 
@@ -360,6 +437,36 @@ def test_csv_has_every_seed_unrounded() -> None:
     assert [(row["row"], row["seed 0"]) for row in found] == [("fedproto", "0.3"), ("local", "0.123456789")]
     assert float(found[0]["difference"]) == pytest.approx((0.3 - 0.123456789 + 0.3) / 2)
     assert found[1]["difference"] == ""
+    folder("one/a", 0.5, "method=local", "optimizer.lr=0.1")
+    folder("one/b", 0.6, "method=fedproto", "optimizer.lr=0.1")
+    folder("one/c", 0.7, "method=fedproto", "optimizer.lr=0.2")
+    found = list(csv.DictReader(io.StringIO(render.as_csv(tabulate(collect("one"), "accuracy", "local, lr=0.1")))))
+    assert {row["std"] for row in found} == {""}, "one seed has no deviation"
+    assert {row["baseline"] for row in found} == {"", "local, lr=0.1"}
+
+
+def test_a_narrow_screen_breaks_no_number() -> None:
+    made = tabulate(collect(rows({"local": [0.12, 0.2], "fedproto": [0.3, 0.5]})), "accuracy,worst10,std,seconds")
+    made.rows[0].parameters["note"] = "a label that is far longer than a screen of forty letters can show"
+    for width in (40, 80, 200):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(render.terminal(made, width))
+        text = console.export_text()
+        assert max(map(len, text.splitlines())) <= width
+        for part in ("16.00±4.00", "40.00±10.00¹", "20.00±5.00¹", "10.00±0.00", "worst", "seconds"):
+            assert part in text
+        assert text.count("method") == {40: 4, 80: 2, 200: 1}[width], "what does not fit goes on below"
+
+
+def test_a_folder_is_no_file_for_a_table() -> None:
+    folder("runs/a")
+    Path("here").mkdir()
+    said = protofed("table", "runs", "--out", "here", "--format", "csv")
+    assert said.returncode == 2
+    assert "--out here is a folder" in said.stderr
+    with pytest.raises(OSError, match="here"):
+        write_atomically(Path("here"), b"")
+    assert not list(Path().glob(".*.partial"))
 
 
 def test_the_command_on_real_runs() -> None:

@@ -9,10 +9,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     scratch = path.with_name(f".{path.name}.partial")
     try:
         write_synced(scratch, content)
+        scratch.replace(path)
     except OSError:
         scratch.unlink(missing_ok=True)
         raise
-    scratch.replace(path)
     sync_folder(path.parent)
 
 

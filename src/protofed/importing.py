@@ -1,6 +1,8 @@
 """Things of the user's own, named by import path: "mypackage.module:Name"."""
 
+import hashlib
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -41,6 +43,15 @@ def imported(key: str, path: str) -> Any:
             raise UserError(f"{key} = {path!r}: {module} has no {part}.")
         found = getattr(found, part)
     return found
+
+
+def fingerprint(path: str) -> str:
+    """Of the file that an import path leads to, as it is now; empty where that is not a file of Python's."""
+    try:
+        found = importlib.util.find_spec(path.partition(":")[0])
+        return hashlib.sha256(Path(found.origin or "").read_bytes()).hexdigest()[:12] if found else ""
+    except (OSError, ImportError, ValueError):
+        return ""
 
 
 def path_of(thing: Any) -> str | None:

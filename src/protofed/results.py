@@ -1,9 +1,6 @@
 """What a run tells: the numbers of a round, every client at the end, and the summary."""
 
 import json
-import os
-import platform
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +8,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +33,6 @@ from protofed.metrics import (
 )
 from protofed.models.own import Handed
 from protofed.prepare import held_out, taking_part
-from protofed.version import VERSION
 
 CONFUSED = 1000  # classes up to which it is counted who is taken for whom
 ANSWERS = 2**25  # such counts that are held at once, over clients
@@ -291,18 +286,3 @@ def finish(
     pictures.clients(records, experiment.method_name, folder.file("clients.png"))
     folder.write_json("summary.json", summary)
     return Result(folder.path, summary)
-
-
-def environment(experiment: Experiment) -> dict[str, Any]:
-    """What the run was made with."""
-    device = experiment.torch_device()
-    return {
-        "protofed": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "command": sys.argv,
-    }

@@ -18,12 +18,13 @@ from protofed.compiling import choose
 from protofed.data.scaling import inputs
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
+from protofed.environment import environment
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
 from protofed.prepare import Prepared, draw_cohort, prepare, threads
 from protofed.record import Recorder, classes
-from protofed.results import Result, Watch, environment, finish, refuse_nan, round_numbers
+from protofed.results import Result, Watch, finish, refuse_nan, round_numbers
 from protofed.theory.entry import measure, why_not
 
 

@@ -66,7 +66,7 @@ def table_of(found: Collected | Sequence[Run], finished: Sequence[Path] = ()) ->
     """Show runs as a table, with what has to be said about them; of those left out only what is finished is named, for
     the others are named elsewhere."""
     made = tabulate(found)
-    console.print(render.terminal(made))
+    console.print(render.terminal(made, console.width))
     for note in (*made.remarks, *(out for out in made.left_out if out.folder in finished)):
         say(f"note: {note}")
     return made

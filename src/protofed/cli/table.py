@@ -32,7 +32,7 @@ def table(
             help="With commas: accuracy, worst10, std, head, proto, global, global-own, pm_v, pm_l, held-out, "
             "held-out-proto, held-out-alone, params, bytes_up, bytes_down, seconds, or any key of summary.json: after "
             "the last round. Behind it @last10: the mean of the last ten rounds; @validation: of the round "
-            "that is best on validation; @50: of the ten rounds up to 50."
+            "that is best on validation; @50: the mean of rounds 41 to 50."
         ),
     ] = None,
     baseline: Annotated[
@@ -52,6 +52,8 @@ def table(
       protofed table runs/my-sweep --columns accuracy,accuracy@last10,worst10 --out table.tex
     """
     kind = str(format)
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out} is a folder. Name a file in it, such as {out / 'table.md'}.")
     if out is not None and format is Format.terminal:
         if out.suffix not in ENDINGS:
             raise UserError(f"--out {out} should end in {', '.join(ENDINGS)}, or say --format.")
@@ -62,7 +64,7 @@ def table(
         write_atomically(out, render.FORMATS[kind](made).encode())
         say(f"table: {out}")
     elif kind == "terminal":
-        console.print(render.terminal(made))
+        console.print(render.terminal(made, console.width))
     else:
         typer.echo(render.FORMATS[kind](made), nl=False)
     for note in made.notes if out is not None or kind in ("terminal", "csv") else ():

@@ -70,9 +70,9 @@ class Column(NamedTuple):
 
     @property
     def title(self) -> str:
-        at = {"": "", f"last{LAST}": f", last {LAST}", "validation": ", best on validation"}.get(
-            self.at, f" @ {self.at}"
-        )
+        if self.at.isdecimal():
+            return f"{self.metric.title}, rounds {max(1, int(self.at) - LAST + 1)} to {int(self.at)}"
+        at = {"": "", f"last{LAST}": f", last {LAST}", "validation": ", best on validation"}[self.at]
         return self.metric.title + at
 
     def of(self, run: Run) -> float | None:
@@ -83,10 +83,17 @@ class Column(NamedTuple):
         if self.at == "validation":
             line = _best_on_validation(run, key)
             return _number(line.get(key)) if line else None
-        last = run.rounds[-1]["round"] if self.at == f"last{LAST}" and run.rounds else self.at
-        values = [_number(line.get(key)) for line in run.rounds if int(last) - LAST < line["round"] <= int(last)]
-        known = [value for value in values if value is not None]
+        known = self.window(run)
         return float(np.mean(known)) if known else None
+
+    def window(self, run: Run) -> list[float]:
+        """The numbers of the rounds that a mean is taken over; none where it is not a mean, or a run ended before."""
+        if self.at in ("", "validation") or not run.rounds:
+            return []
+        end = run.rounds[-1]["round"]
+        last = int(self.at) if self.at.isdecimal() else end
+        values = [_number(line.get(self.metric.key)) for line in run.rounds if last - LAST < line["round"] <= last]
+        return [value for value in values if value is not None] if last <= end else []
 
 
 def _other(name: str) -> Metric:
@@ -107,7 +114,7 @@ def _number(value: Any) -> float | None:
 def _best_on_validation(run: Run, key: str) -> dict[str, Any] | None:
     """The first of the rounds that are best on validation samples, by the model that the number is of."""
     by = VALIDATION["global" if "global" in key else "own"]
-    known = [line for line in run.rounds if line.get(by) is not None and line.get(key) is not None]
+    known = [line for line in run.rounds if _number(line.get(by)) is not None and _number(line.get(key)) is not None]
     return max(known, key=lambda line: line[by]) if known else None
 
 
@@ -127,6 +134,9 @@ def choose(texts: str | None, runs: Sequence[Run], usual: Sequence[str] = USUAL)
                 f"no run has validation samples to choose the round of {column.metric.title!r} by. "
                 "Run with evaluate.validation=0.1, say, which holds a tenth of every client's training samples back."
             )
+        longest = max(line["round"] for run in runs for line in run.rounds[-1:] or [{"round": 0}])
+        if column.at.isdecimal() and int(column.at) > longest:
+            raise UserError(f"column {column.metric.title}@{column.at}: the runs have {longest} rounds.")
         known = {key for run in runs for key, value in run.summary.items() if _number(value) is not None}
         raise UserError(
             f"no run has a number for column {column.title!r}. {nearest(column.metric.key, {*METRICS, *known})}"

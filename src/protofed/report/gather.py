@@ -54,10 +54,19 @@ class Run:
     @cached_property
     def version(self) -> str:
         """The protofed that made it."""
+        return str(self.environment.get("protofed", "?"))
+
+    @property
+    def own_code(self) -> str:
+        """Which code of one's own made it, where there is some and it was kept."""
+        return str(self.environment.get("own") or "")
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
         try:
-            return str(json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))["protofed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "?"
+            return dict(json.loads((self.folder / "environment.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     @cached_property
     def data(self) -> tuple[str, str]:
@@ -191,5 +200,9 @@ def _scope(run: Run, key: str) -> tuple[str, str]:
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key but those by which runs are told apart anyway."""
+    """Every key but those by which runs are told apart anyway; several models have the keys that one has."""
+    if isinstance(models := table.get("model"), list):
+        several = {str(i): dict(model) if isinstance(model, dict) else {} for i, model in enumerate(models)}
+        names = [str(model.pop("name", "?")) for model in several.values()]
+        table = {**table, "model": {"name": "+".join(names), **several}}
     return {key: value for key, value in flat(table).items() if key not in ("seed", "method.name")}

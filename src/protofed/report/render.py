@@ -2,9 +2,13 @@
 
 import csv
 import io
+import re
+import textwrap
 from collections.abc import Callable
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -12,6 +16,9 @@ from protofed.report.columns import Column
 from protofed.report.compare import sent
 from protofed.report.tabulate import Entry, Row, Table
 
+PADDING = 2  # between columns on a screen
+GAP = PADDING + 1  # with what stands between them
+LABEL = 16  # letters that a row's label has there at least
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -50,20 +57,20 @@ def tested(found: Entry | None, column: Column) -> str:
 
 
 def _grid(table: Table, mark: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells, with marks for the best and the second best."""
-    titles = ["method"]
+    """Titles and cells as `mark` writes them, which is told whether a cell is the best (1) or the second best (2)."""
+    titles = [mark("method", 0)]
     for place in table.places:
-        titles.append(table.title(*place))
+        titles.append(mark(table.title(*place), 0))
         if _has_tests(table, place[1]):
-            titles.append("Δ")
+            titles.append(mark("Δ", 0))
     lines = []
     for row in table.rows:
-        cells = [row.label]
+        cells = [mark(row.label, 0)]
         for setting, column in table.places:
             found = row.entries.get((setting, column.title))
             cells.append(mark(entry(table, row, setting, column), found.rank if found else 0))
             if _has_tests(table, column):
-                cells.append(tested(found, column))
+                cells.append(mark(tested(found, column), 0))
         lines.append(cells)
     return titles, lines
 
@@ -81,37 +88,63 @@ def caption(table: Table) -> str:
     return ": ".join(filter(None, [where, f"%, {spread}"]))
 
 
-def terminal(table: Table) -> RichTable:
-    """For a person: the best is bold and ¹, the second best ²."""
+def terminal(table: Table, width: int) -> Group:
+    """For a person: the best is bold and ¹, the second best ². What is wider than the screen goes on below."""
     titles, lines = _grid(table, lambda text, rank: text.replace(" ± ", "±") + ("", "¹", "²")[rank])
     ranks = {found.rank for row in table.rows for found in row.entries.values()}
     legend = "".join(text for rank, text in ((1, "; ¹ best"), (2, ", ² second best")) if rank in ranks)
-    shown = RichTable(
-        title=Text(caption(table) + legend),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for place, title in enumerate(titles):
-        shown.add_column(Text(title), justify="right" if place else "left", no_wrap=not place, overflow="fold")
-    for cells in lines:
-        shown.add_row(*(Text(text, style="bold" if text.endswith("¹") else "") for text in cells))
-    return shown
+    numbers = [max(map(cell_len, (*title.split(), *column))) for title, *column in zip(titles, *lines, strict=True)][1:]
+    label, blocks = _blocks(titles, [cell_len(cells[0]) for cells in lines], numbers, width)
+    shown = []
+    for block in blocks:
+        part = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, PADDING, 0, 0))
+        part.add_column(Text(titles[0]), max_width=label, overflow="fold")
+        for place in block:
+            head = Text("\n".join(textwrap.wrap(titles[place], numbers[place - 1])))
+            part.add_column(head, justify="right", no_wrap=numbers[place - 1] <= width - label, overflow="fold")
+        for cells in lines:
+            row = [cells[0], *(cells[place] for place in block)]
+            part.add_row(*(Text(text, style="bold" if text.endswith("¹") else "") for text in row))
+        shown.append(part)
+    return Group(Text(caption(table) + legend, style="italic"), *shown)
+
+
+def _blocks(titles: list[str], labels: list[int], numbers: list[int], width: int) -> tuple[int, list[list[int]]]:
+    """How wide the labels may be, and which columns stand side by side: a test beside its number."""
+    groups: list[list[int]] = []
+    for place, title in enumerate(titles[1:], 1):
+        if title == "Δ":
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    sizes = [sum(numbers[place - 1] + GAP for place in group) for group in groups]
+    label = max([*labels, cell_len(titles[0])])
+    if label + GAP + sum(sizes) > width:
+        label = min(label, max(LABEL, min(2 * width // 5, width - GAP - max(sizes, default=0))))
+    blocks: list[list[int]] = []
+    left = 0
+    for group, size in zip(groups, sizes, strict=True):
+        if not blocks or size > left:
+            blocks.append([])
+            left = width - GAP - label
+        blocks[-1] += group
+        left -= size
+    return label, blocks
 
 
 def markdown(table: Table) -> str:
     """For a page: the best is bold, the second best in italics."""
-    titles, lines = _grid(table, lambda text, rank: (text, f"**{text}**", f"*{text}*")[rank])
-    rows = ["| " + " | ".join(_pipe(cell) for cell in cells) + " |" for cells in (titles, *lines)]
+    titles, lines = _grid(table, lambda text, rank: f"{('', '**', '*')[rank]}{_md(text)}{('', '**', '*')[rank]}")
+    rows = ["| " + " | ".join(cells) + " |" for cells in (titles, *lines)]
     ruler = "|---|" + "---:|" * (len(titles) - 1)
-    head = f"{caption(table)}. Best in bold, second best in italics.\n\n"
-    notes = "".join(f"\n- {note}" for note in table.notes)
+    head = f"{_md(caption(table))}. Best in bold, second best in italics.\n\n"
+    notes = "".join(f"\n- {_md(note)}" for note in table.notes)
     return head + "\n".join([rows[0], ruler, *rows[1:]]) + "\n" + (notes + "\n" if notes else "")
 
 
-def _pipe(text: str) -> str:
-    return text.replace("|", "\\|")
+def _md(text: str) -> str:
+    """Plain text as Markdown sets it."""
+    return re.sub(r"[\\|*`]|<(?=[A-Za-z/!])", r"\\\g<0>", text)
 
 
 def latex(table: Table) -> str:
@@ -121,22 +154,25 @@ def latex(table: Table) -> str:
         return (_tex(text), f"\\textbf{{{_tex(text)}}}", f"\\underline{{{_tex(text)}}}")[rank]
 
     titles, lines = _grid(table, mark)
-    lines = [[_tex(cells[0]), *(cell if "\\" in cell else _tex(cell) for cell in cells[1:])] for cells in lines]
     rows = [" & ".join(cells) + r" \\" for cells in lines]
-    rows = [f"{{}}{row}" if row.startswith("[") else row for row in rows]  # which \\ would take for a length
-    head = " & ".join(_tex(title) for title in titles) + r" \\"
+    rows = [f"{{}}{row}" if row.startswith(("[", "*")) else row for row in rows]  # which \\ would take for its own
+    head = " & ".join(titles) + r" \\"
     body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
     notes = [f"% {_tex(note)}" for note in (caption(table), *table.notes)]
     return "\n".join([*notes, rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}", *body, r"\end{tabular}"]) + "\n"
 
 
-TEX = {"±": r"$\pm$", MINUS: "$-$", "Δ": r"$\Delta$", "≠": r"$\neq$", "<": "$<$", "\\": r"\textbackslash{}"}
+TEX = {
+    **{"±": r"$\pm$", MINUS: "$-$", "Δ": r"$\Delta$", "≠": r"$\neq$", "<": "$<$", ">": "$>$", '"': "''"},
+    **{"\\": r"\textbackslash{}", "|": r"\textbar{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{c: "\\" + c for c in "%&#_${}"},
+    **{"β": r"$\beta$", "η": r"$\eta$", "λ": r"$\lambda$", "μ": r"$\mu$", "\N{GREEK SMALL LETTER RHO}": r"$\rho$"},
+}
 
 
 def _tex(text: str) -> str:
     """Plain text as TeX sets it."""
-    special = {**TEX, **{c: "\\" + c for c in "%&#_${}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(c, c) for c in text)
+    return "".join(TEX.get(c, c) for c in text)
 
 
 def as_csv(table: Table) -> str:
@@ -154,9 +190,11 @@ def as_csv(table: Table) -> str:
                 continue
             odd = any(where == setting for where, _ in row.other_data)
             t = found.test
-            about = [setting, row.label, column.title, found.n, found.mean, found.std, found.rank or "", not odd]
+            std = found.std if found.n > 1 else ""
+            about = [setting, row.label, column.title, found.n, found.mean, std, found.rank or "", not odd]
+            base = table.base_of(row)
             test = (
-                [table.baseline, t.difference, t.low, t.high, t.p, t.p_holm, t.p_wilcoxon, t.higher, t.n]
+                [base.label if base else "", t.difference, t.low, t.high, t.p, t.p_holm, t.p_wilcoxon, t.higher, t.n]
                 if t
                 else [""] * 9
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from protofed.errors import UserError, nearest
 from protofed.report import paired
-from protofed.report.columns import USUAL, Column, choose, deviation
+from protofed.report.columns import LAST, USUAL, Column, choose, deviation
 from protofed.report.gather import Collected, LeftOut, Run, collect, unlike
 
 __all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
@@ -83,7 +83,7 @@ class Table:
         """Short: an experiment is named only where there are several, a number only where it is not the only one."""
         if len(self.settings) == 1:
             return column.title
-        return setting if len(self.columns) == 1 else f"{setting}: {column.title}"
+        return (setting or column.title) if len(self.columns) == 1 else f"{setting or 'others'}: {column.title}"
 
     @property
     def seeds(self) -> int:
@@ -115,7 +115,7 @@ def tabulate(found: Collected | Sequence[Run], columns: str | None = None, basel
 
 
 def _rows(runs: Iterable[Run], left_out: list[LeftOut]) -> tuple[list[Row], list[str]]:
-    rows: dict[str, Row] = {}
+    rows: dict[tuple[str, str], Row] = {}
     settings: dict[str, None] = {}
     for run in runs:
         labels = {key: value for key, value in run.labels.items() if key not in ("experiment", "method", "seed")}
@@ -123,7 +123,7 @@ def _rows(runs: Iterable[Run], left_out: list[LeftOut]) -> tuple[list[Row], list
         setting = _join(run.labels.get("experiment", ""), task)
         own = {key: value for key, value in labels.items() if key not in task}
         label = _join(run.labels["method"], own)
-        row = rows.setdefault(label, Row(run.labels["method"], own))
+        row = rows.setdefault((run.labels["method"], str(own)), Row(run.labels["method"], own))
         settings[setting] = None
         beside = next((other for (where, _), other in row.runs.items() if where == setting), run)
         if others := unlike(run, beside):
@@ -140,9 +140,12 @@ def _in_setting(key: str) -> bool:
 
 
 def _join(name: str, labels: Mapping[str, Any]) -> str:
-    """A name and what is particular about it, without the sections of keys."""
-    short = [f"{key.removeprefix(key.split('.')[0] + '.')}={value}" for key, value in labels.items()]
-    return ", ".join(filter(None, [name, *short]))
+    """A name and what is particular about it, without the sections of keys where that is clear."""
+    short = {key: key.partition(".")[2] or key for key in labels}
+    short |= {key: key.removesuffix(".name") for key in labels if key.endswith(".name")}
+    twice = {one for one, many in collections.Counter(short.values()).items() if many > 1}
+    said = [f"{key if short[key] in twice else short[key]}={value}" for key, value in labels.items()]
+    return ", ".join(filter(None, [name, *said]))
 
 
 def _find_other_data(table: Table) -> None:
@@ -165,16 +168,35 @@ def _fill(table: Table, setting: str, column: Column) -> None:
         known = {seed: value for seed, value in sorted(values.items()) if value is not None}
         if known:
             row.entries[at] = Entry(known)
-    comparable = [row for row in table.rows if at in row.entries and not _odd(row, setting)]
+    comparable = _comparable(table, setting, column)
     if column.metric.better and len(comparable) > 1:
         scale = 100 if column.metric.unit == "%" else 1
-        shown = {row.label: float(f"{scale * row.entries[at].mean:.{DIGITS}f}") for row in comparable}
-        best = sorted(set(shown.values()), reverse=column.metric.better == "high")[: 2 if len(comparable) > 2 else 1]
-        for row in comparable:
-            if shown[row.label] in best:
-                row.entries[at].rank = best.index(shown[row.label]) + 1
+        shown = [float(f"{scale * row.entries[at].mean:.{DIGITS}f}") for row in comparable]
+        order = sorted(set(shown), reverse=column.metric.better == "high")
+        best = order[: 2 if len(order) > 2 else 1]  # what is second of two is the worst
+        for row, value in zip(comparable, shown, strict=True):
+            row.entries[at].rank = best.index(value) + 1 if value in best else 0
     if table.baseline is not None and column.metric.better:
         _test(table, setting, at)
+
+
+def _comparable(table: Table, setting: str, column: Column) -> list[Row]:
+    """The rows that can be ranked: of the same data, of the same seeds and no fewer than any has, of as many rounds."""
+    at = (setting, column.title)
+    rows = [row for row in table.rows if at in row.entries and not _odd(row, setting)]
+    most = max((row.entries[at].n for row in rows), default=0)
+    rows = [row for row in rows if row.entries[at].n == most]
+    seeds = {tuple(row.entries[at].values) for row in rows}
+    return rows if len(seeds) == 1 and len(_windows(rows, setting, column)) <= 1 else []
+
+
+def _windows(rows: Iterable[Row], setting: str, column: Column) -> dict[int, list[str]]:
+    """Of how many rounds the numbers of a column are the mean -> the rows of which that is so."""
+    found: dict[int, list[str]] = {}
+    for row in rows:
+        for count in sorted({len(column.window(run)) for (where, _), run in row.runs.items() if where == setting}):
+            found.setdefault(count, []).append(row.label)
+    return found
 
 
 def _odd(row: Row, setting: str) -> list[int]:
@@ -208,11 +230,16 @@ def _remarks(table: Table) -> list[str]:
                 )
     counts = {entry.n for row in table.rows for entry in row.entries.values()}
     if len(counts) > 1:
-        notes.append(f"rows have different numbers of seeds ({_list(sorted(counts))}); those with fewer say so")
+        many = _list(sorted(counts))
+        notes.append(f"rows have different numbers of seeds ({many}); those with fewer say so and are not ranked")
     elif any(len({tuple(r.entries[at].values) for r in table.rows if at in r.entries}) > 1 for at in _filled(table)):
         seeds = {row.label: sorted({seed for _, seed in row.runs}) for row in table.rows}
         shown = "; ".join(f"{label}: {_list(some)}" for label, some in seeds.items())
         notes.append(f"rows have different seeds ({shown}), and so other clients: compare the same seeds")
+    notes += _about_windows(table)
+    for row in table.rows:
+        if len({run.own_code for run in row.runs.values()}) > 1:
+            notes.append(f"{row.label}: its code was changed between its runs, which are not of one method or model")
     judged: dict[str, list[str]] = {}
     for row in table.rows:
         summary = next(iter(row.runs.values())).summary
@@ -224,6 +251,18 @@ def _remarks(table: Table) -> list[str]:
     return notes
 
 
+def _about_windows(table: Table) -> list[str]:
+    """Which means are of fewer rounds than their title says."""
+    notes: dict[str, None] = {}
+    for setting, column in table.places:
+        counts = _windows(table.rows, setting, column)
+        if column.at not in ("", "validation") and set(counts) - {0, LAST}:
+            shown = "; ".join(f"{count}: {_list(rows)}" for count, rows in counts.items() if count)
+            unlike = ", and not ranked, since they differ" if len(set(counts) - {0}) > 1 else ""
+            notes[f"{column.title}: means of fewer than {LAST} tested rounds ({shown}){unlike}"] = None
+    return list(notes)
+
+
 def _filled(table: Table) -> set[tuple[str, str]]:
     return {at for row in table.rows for at in row.entries}
 
@@ -232,17 +271,20 @@ def _about_tests(table: Table) -> list[str]:
     tests = [entry.test for row in table.rows for entry in row.entries.values() if entry.test is not None]
     if not tests:
         return [f"no row has a seed in common with {table.baseline}: nothing is tested"]
-    least = min(test.n for test in tests)
+    least, most = min(test.n for test in tests), max(test.n for test in tests)
     text = (
         f"Δ: mean difference to {table.baseline} over the seeds both have, p of the two-sided paired t-test, and the "
         "seeds in which the row is higher"
     )
+    if most >= paired.FEWEST:
+        text += f"; *: p below {paired.LEVEL} after Holm's correction for the rows of a column"
     if least < paired.FEWEST:
-        return [
-            f"{text}. With {least} seeds p is a hint at most (the t-test trusts that differences are normal; the "
-            f"signed-rank test cannot fall below {2 / 2**least:.2g}): nothing is starred below {paired.FEWEST} seeds"
-        ]
-    return [f"{text}; *: p below {paired.LEVEL} after Holm's correction for the rows of a column"]
+        text += (
+            f". With {least} seed{'s' * (least != 1)} p is a hint at most (the t-test trusts that differences are "
+            f"normal; the signed-rank test cannot fall below {2 / 2**least:.2g}): nothing is starred below "
+            f"{paired.FEWEST} seeds"
+        )
+    return [text]
 
 
 def _list(items: Iterable[Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from protofed.atomic import write_atomically
 from protofed.data.split import Split
+from protofed.environment import environment
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
@@ -22,7 +23,7 @@ from protofed.reproduce.entry import Column, Entry, load
 from protofed.reproduce.measure import TIMED, Done, Views, value
 from protofed.reproduce.plan import Plan, make
 from protofed.reproduce.result import Measured
-from protofed.results import Result, environment
+from protofed.results import Result
 from protofed.sweep import Cell, Outcome, SweepWatch, run_cells
 from protofed.sweep.run import finished, place
 from protofed.sweep.workers import Placed

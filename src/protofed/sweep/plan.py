@@ -246,6 +246,8 @@ def _methods(value: Any) -> dict[str, tuple[str, ...]]:
         raise UserError("the sweep names no methods. Write a table [methods] with lines such as fedproto = [].")
     if isinstance(value, list) and len(table) < len(value):
         raise UserError(f"methods = {value!r} names something twice. Remove one.")
+    if bad := [label for label in table if not label.strip() or not label.isprintable()]:
+        raise UserError(f"methods: the label {bad[0]!r} should be one line with something in it.")
     return {label: _words(f"methods.{label}", own, empty=True) for label, own in table.items()}
 
 

@@ -3,20 +3,23 @@
 import dataclasses
 import json
 import os
+import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from protofed.atomic import write_atomically
 from protofed.data.domain import Domain
 from protofed.data.sources import load
+from protofed.environment import own_code
 from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.prepare import prepare, prepare_split
-from protofed.report.gather import FAILED, LISTING
+from protofed.report.gather import FAILED, LISTING, Run
 from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Crew, Outcome, Placed, Share
@@ -41,11 +44,24 @@ def run_sweep(
     def keep() -> None:
         out.mkdir(parents=True, exist_ok=True)
         copy = out / "sweep.toml"
-        if sweep.file is None or copy.resolve() != sweep.file.resolve():  # never over what somebody wrote
+        if not _by_hand(copy):
             write_atomically(copy, sweep.to_toml(out).encode())
+        elif sweep.file is None or copy.resolve() != sweep.file.resolve():
+            (watch or SweepWatch()).note(f"{copy} was written by hand, and stays as it is")
         write_atomically(out / LISTING, (json.dumps(_listing(placed), indent=1) + "\n").encode())
 
     return run_cells(placed, data_dir=data_dir, jobs=jobs, watch=watch, keep=keep)
+
+
+def _by_hand(file: Path) -> bool:
+    """Whether somebody wrote this sweep: what we write is what writing its content again gives."""
+    try:
+        content = file.read_text(encoding="utf-8")
+        return content != tomli_w.dumps(tomllib.loads(content))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
 
 
 def place(cells: Sequence[Cell], out: Path) -> list[Placed]:
@@ -97,6 +113,7 @@ def check(
     """What is to be run and what is finished, if all of it is possible."""
     kept = {folder: Outcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished(placed)}
     todo = list({p.folder: p for p in placed if p.folder not in kept}.values())  # two cells may be the same run
+    _note_changed_code(list(kept.values()), watch)
     check_cells(todo, list(kept.values()), data_dir, watch)
     return todo, kept
 
@@ -111,8 +128,23 @@ def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
             if folder.finished:
                 found.append((Placed(cell, path), folder.summary()))
         except UserError as error:
-            raise UserError(f"{cell.name}: {error}") from None
+            raise UserError(f"{cell.name}: {error} To run this cell anew, remove {path}.") from None
     return found
+
+
+def _note_changed_code(kept: Sequence[Outcome], watch: SweepWatch) -> None:
+    """A finished cell stays, whatever became of the method or model of one's own since: say so."""
+    changed: dict[str, list[str]] = {}
+    for outcome in kept:
+        then = Run(outcome.folder, outcome.summary or {}, {}).environment.get("own") or {}
+        for name, now in own_code(outcome.cell.experiment).items():
+            if then.get(name, now) != now:
+                changed.setdefault(name, []).append(outcome.folder.name)
+    for name, folders in changed.items():
+        watch.note(
+            f"the file of {name} has changed since {len(folders)} finished cell{'s' * (len(folders) > 1)} of it. They "
+            f"stay as they are; to run one anew, remove its folder, such as {folders[0]}"
+        )
 
 
 def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path | None, watch: SweepWatch) -> None:

@@ -13,6 +13,13 @@ from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Outcome
 
 SHOWN = 8  # cells at work that have a bar of their own
+BAR = 24  # letters of a bar
+NUMBERS = 40  # letters for what stands behind it
+
+
+def shortened(text: str, room: int) -> str:
+    """Without its middle, where it is too long: what tells cells apart is at both ends."""
+    return text if len(text) <= room else f"{text[: room // 2 - 1]}…{text[-(room - room // 2) :]}"
 
 
 class Estimate:
@@ -118,7 +125,7 @@ class Bars(_View):
         super().__init__(console)
         columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=BAR),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}", markup=False),
         )
@@ -139,8 +146,9 @@ class Bars(_View):
 
     def begun(self, cell: Cell, done: int) -> None:
         super().begun(cell, done)
+        name = f"  {shortened(cell.name, max(20, self.console.width - BAR - NUMBERS))}"
         self.tasks[cell.hash] = self.progress.add_task(
-            f"  {cell.name}", total=cell.experiment.rounds, completed=done, numbers="", visible=len(self.tasks) < SHOWN
+            name, total=cell.experiment.rounds, completed=done, numbers="", visible=len(self.tasks) < SHOWN
         )
 
     def round(self, cell: Cell, line: dict[str, Any]) -> None:
