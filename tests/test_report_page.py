@@ -1,16 +1,19 @@
 """The report's page in a real browser: it draws, hides, moves, and asks nobody for anything."""
 
 import base64
+import io
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 
 from command import protofed
@@ -197,6 +200,73 @@ def test_it_fits_a_phone_by_day_and_by_night(browser: webdriver.Chrome, made: Pa
     drawn(browser)
     assert browser.execute_script(colour) == ("rgb(255, 255, 255)" if dark else "rgb(18, 22, 27)")
     check_sound(browser)
+
+
+WRITTEN = """
+return [...document.querySelectorAll(`#${arguments[0]} .textpoint text`)].map((text) => {
+  const b = text.getBoundingClientRect(), edge = text.closest('.plot').getBoundingClientRect().right;
+  const across = [b.left, b.right, edge].map((x) => x + scrollX), down = (b.top + b.bottom) / 2 + scrollY;
+  return [...across, down, getComputedStyle(text).fill];
+});
+"""
+
+
+def luminance(rgb: Sequence[int]) -> float:
+    parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_numbers_can_be_read_on_their_cells(browser: webdriver.Chrome, made: Path, width: int, dark: bool) -> None:
+    visit(browser, made, width, dark)
+    taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
+    picture = Image.open(io.BytesIO(base64.b64decode(taken))).convert("RGB")
+    for section, count in (("confusion", 3 * 36), ("similarity", 2 * 36)):
+        texts = browser.execute_script(WRITTEN, section)
+        assert len(texts) == count
+        for left, _, _, middle, fill in texts:
+            back = picture.getpixel((int(left) - 2, int(middle)))
+            low, high = sorted(map(luminance, ([int(c) for c in fill[4:-1].split(",")], back)))  # type: ignore[arg-type]
+            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{fill} on {back}"
+
+
+def test_cells_tell_more_when_pointed_at(browser: webdriver.Chrome, made: Path) -> None:
+    visit(browser, made)
+    number = browser.find_element(By.CSS_SELECTOR, "#confusion .textpoint text")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", number)
+    ActionChains(browser).move_to_element(number).perform()
+    end = time.monotonic() + 10
+    while not (hover := browser.find_elements(By.CSS_SELECTOR, "#confusion .hoverlayer .hovertext")):
+        assert time.monotonic() < end, "nothing is told"
+        time.sleep(0.05)
+    assert "% of row" in hover[0].text
+
+
+@pytest.mark.parametrize("width", [390, 800, 1200])
+def test_words_beside_bars_are_whole(browser: webdriver.Chrome, tmp_path: Path, width: int) -> None:
+    for lam in (1, 4):
+        rounds = write_run(tmp_path / "runs" / str(lam), changes=(f"method.lam={lam}",)) / "rounds.jsonl"
+        rounds.write_text(rounds.read_text().replace('"train": 0.2', '"train": 0.0144'))  # together 0.214 s
+    page = tmp_path / "page.html"
+    page.write_text(html.page(gather([tmp_path / "runs"])))
+    visit(browser, page, width)
+    for section, count in (("time", 2), ("traffic", 4)):
+        texts = browser.execute_script(WRITTEN, section)
+        assert len(texts) == count
+        assert all(right <= edge for _, right, edge, _, _ in texts), section
+
+
+def test_rounds_and_clients_are_counted_in_whole_numbers(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rounds=2, clients=4)
+    page = tmp_path / "page.html"
+    page.write_text(html.page(gather([tmp_path / "run"])))
+    visit(browser, page)
+    shown = {"accuracy": "1 2", "drift": "1 2", "clients": "1 2 3 4", "partition": "0 1 2 3"}
+    for section, expected in shown.items():
+        (plot, *_) = browser.find_elements(By.CSS_SELECTOR, f"#{section} .plot")
+        ticks = [tick.text for tick in plot.find_elements(By.CSS_SELECTOR, ".xtick text")]
+        assert ticks == expected.split(), section
 
 
 def test_it_prints_in_light_colours_whatever_the_screen_has(browser: webdriver.Chrome, made: Path) -> None:

@@ -1,8 +1,10 @@
 """What a run was made with."""
 
+import json
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,3 +37,12 @@ def own_code(experiment: Experiment) -> dict[str, str]:
     names = [experiment.method_name, *(model.name for model in experiment.model)]
     names += [data] if isinstance(data, str) else data
     return {name: fingerprint(name) for name in dict.fromkeys(names) if is_path(name)}
+
+
+def changed_code(folder: Path, experiment: Experiment) -> list[str]:
+    """The import paths whose file is not what it was when the run in this folder was made, as far as that is known."""
+    try:
+        then = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("own") or {}
+        return [name for name, now in own_code(experiment).items() if then.get(name, now) != now]
+    except (OSError, ValueError, AttributeError):
+        return []

@@ -18,7 +18,7 @@ from protofed.compiling import choose
 from protofed.data.scaling import inputs
 from protofed.data.split import Split
 from protofed.engines import Engine, Trained
-from protofed.environment import environment
+from protofed.environment import changed_code, environment
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
@@ -104,6 +104,8 @@ def _open(
         folder.write("experiment.toml", experiment.to_toml())
     if prepared.data_here:
         _keep_partition(folder, experiment, prepared, started)
+    for name in changed_code(folder.path, experiment):
+        watch.note(f"the file of {name} has changed since the run was begun: its rounds are not all of one code")
     folder.write_json("environment.json", environment(experiment))
     folder.write_json("classes.json", classes(prepared.domains))
     for note in (*prepared.split.notes, *prepared.notes):

@@ -34,7 +34,7 @@ def report(
 def write(gathered: Gathered, out: Path, figures: Path | None = None) -> None:
     """The page, and the figures where they are asked for; says what was left out."""
     for remark in (*gathered.left_out, *gathered.remarks):
-        errors.print(f"note: {remark.folder}: {remark.reason}", highlight=False, markup=False, soft_wrap=True)
+        _note(f"{remark.folder}: {remark.reason}")
     if not gathered.runs:
         raise UserError("there is no run that can be read. Name the folder of a run, or one that has runs in it.")
     if out.is_dir():
@@ -48,5 +48,9 @@ def write(gathered: Gathered, out: Path, figures: Path | None = None) -> None:
         from protofed.report import paper  # with Matplotlib, which takes its time
 
         with tables.bar(errors, "saving the figures") as tell:
-            count = paper.save(drawn, figures, tell)
+            count = paper.save(drawn, figures, tell, _note)
         say(f"figures: {count} in {figures}, each as PNG, SVG and PDF")
+
+
+def _note(text: str) -> None:
+    errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words
+from protofed.report.style import counted
 
 DIGITS = 5  # significant ones; a screen shows no more
+TICKS = 10  # plotly draws no more of its own, so that those of longer axes are whole numbers
 
 
 def short(values: Iterable[Any]) -> list[Any]:
@@ -60,16 +62,26 @@ def plot(some: Plot) -> dict[str, Any]:
     heat = next((mark for mark in some.marks if isinstance(mark, Heat)), None)
     layout: dict[str, Any] = {"xaxis": _axis(some.x, heat), "yaxis": _axis(some.y, heat), "barmode": "stack"}
     if heat is not None:
-        layout["yaxis"] |= {"autorange": "reversed"}
+        rows, columns = heat.z.shape
+        layout["yaxis"] |= {"range": [rows - 0.5, -0.5]}
+        layout["xaxis"] |= {"range": [-0.5, columns - 0.5]}
         if some.square:
             layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
             layout["xaxis"] |= {"constrain": "domain"}
         layout["shapes"] = [_break(at, side) for at in heat.breaks for side in "xy"]
     lines = [mark for mark in some.marks if isinstance(mark, Line)]
+    if counted(some.x.title) and heat is None and _long(some) < TICKS:
+        layout["xaxis"]["dtick"] = 1
     if some.y.log:
         layout["yaxis"] |= _log_ticks([y for line in lines for y in line.y if y is not None and y > 0])
     layout["hovermode"] = "x unified" if lines and len(lines) == len(some.marks) else "closest"
     return {"data": [one for mark in some.marks for one in traces(mark)], "layout": layout}
+
+
+def _long(some: Plot) -> float:
+    """From one end of the horizontal axis to the other."""
+    ends = some.x.range or [x for mark in some.marks if isinstance(mark, Line) for x in mark.x] or [0]
+    return max(ends) - min(ends)
 
 
 def _axis(axis: Axis, heat: Heat | None) -> dict[str, Any]:
@@ -222,10 +234,9 @@ def _(mark: Heat) -> list[dict[str, Any]]:
             "zmax": mark.high,
             "xgap": 0.5 if len(mark.columns) <= 30 else 0,
             "ygap": 0.5 if len(mark.rows) <= 30 else 0,
-            "texttemplate": "%{z:" + mark.numbers + "}" if mark.numbers else None,
             "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.4~g}} {_safe(mark.unit)}<extra></extra>",
             "colorbar": {"thickness": 10, "len": 0.9, "title": {"text": _safe(mark.unit), "side": "right"}},
-            "meta": {"label": mark.label, "diverging": mark.diverging},
+            "meta": {"label": mark.label, "diverging": mark.diverging, "numbers": mark.numbers},
         }
     ]
 

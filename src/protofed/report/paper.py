@@ -3,23 +3,26 @@
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from protofed.atomic import write_atomically
 from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten
-from protofed.report.style import LINES
+from protofed.report.style import LINES, counted, ink
 
 FORMATS = ("png", "svg", "pdf")
 SYMBOLS = {"circle": "o", "diamond": "D", "star": "*", "square": "s"}
@@ -37,14 +40,23 @@ LETTERS = 13  # of a title in an inch
 MOST_NAMES = 30  # along the side of a heat map
 
 
-def save(figures: Sequence[Figure], folder: Path, tell: Callable[[int, int], None] | None = None) -> int:
+def save(
+    figures: Sequence[Figure],
+    folder: Path,
+    tell: Callable[[int, int], None] | None = None,
+    note: Callable[[str], object] = warnings.warn,
+) -> int:
     """Write every figure in every format; returns how many figures there are."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(some, key) for some in figures if some.panels for key in _keys(some)]
+    fonts, lacking = fallbacks(set().union(*(_letters(some, key) for some, key in jobs)))
+    if lacking:
+        note(f"{folder}: no installed font has {' '.join(sorted(lacking))}; the figures have boxes instead")
     for done, (some, key) in enumerate(jobs):
         if tell is not None:
             tell(done, len(jobs))
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context(STYLE | {"font.family": ["sans-serif", *fonts]}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # what the note says
             canvas = draw(some, key)
             for kind in FORMATS:
                 content = io.BytesIO()
@@ -56,6 +68,38 @@ def save(figures: Sequence[Figure], folder: Path, tell: Callable[[int, int], Non
 
 def _keys(some: Figure) -> list[str]:
     return list(some.paper if some.paper is not None else some.panels[0].plots)
+
+
+def _letters(some: Figure, key: str) -> set[str]:
+    """All that are written in a figure."""
+    texts = [text for text, _, _ in some.key]
+    for panel in some.panels:
+        plot = panel.plots[key]
+        texts += [panel.title, plot.x.title, plot.y.title, *(plot.x.names or ()), *(plot.y.names or ())]
+        for mark in plot.marks:
+            texts += [mark.name] if isinstance(mark, Line) else mark.text if isinstance(mark, Words) else ()
+            texts += [*mark.rows, *mark.columns] if isinstance(mark, Heat) else ()
+    return {letter for text in texts for letter in text if letter.isprintable()}
+
+
+def fallbacks(letters: set[str]) -> tuple[list[str], set[str]]:
+    """Installed fonts that have the letters that the usual one lacks, and the letters that none has."""
+    lacking = letters - _has(font_manager.findfont(font_manager.FontProperties()), letters)
+    plain = [font for font in font_manager.fontManager.ttflist if font.style == "normal" and font.weight == 400]
+    files = {font.name: font.fname for font in plain if "Last Resort" not in font.name} if lacking else {}  # has boxes
+    found = {font: has for font, file in sorted(files.items()) if (has := _has(file, lacking))}
+    fonts = []
+    while lacking and found:
+        best = max(found, key=lambda font: (len(found[font] & lacking), "Sans" in font))
+        if more := found.pop(best) & lacking:
+            fonts.append(best)
+            lacking -= more
+    return fonts, lacking
+
+
+def _has(file: str, letters: set[str]) -> set[str]:
+    font = font_manager.get_font(file)
+    return {letter for letter in letters if font.get_char_index(ord(letter))}
 
 
 def name(some: Figure, key: str) -> str:
@@ -77,7 +121,8 @@ def draw(some: Figure, key: str) -> Canvas:
         _panel(place, panel, key, wide)
     for place in places[len(panels) :]:
         place.set_visible(False)
-    _legend(canvas, some, panels, key)
+    below = _legend(canvas, some, panels, key)
+    canvas.set_size_inches(columns * wide, rows * tall + below)  # the plots keep their size
     return canvas
 
 
@@ -117,8 +162,8 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         if axis.range is None:
             along.grid(False)
             axes.set_ylim(len(axis.names) - 0.5, -0.5)
-    elif axis.title in ("round", "client") and not axis.log:
-        along.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    elif counted(axis.title) and not axis.log:
+        along.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
 @singledispatch
@@ -192,10 +237,7 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
         axes.axhline(at - 0.5, color="#5c6670", lw=0.8)
         axes.axvline(at - 0.5, color="#5c6670", lw=0.8)
     if mark.numbers:
-        middle, half = (mark.low + mark.high) / 2, (mark.high - mark.low) / 2
         for (row, column), value in np.ndenumerate(mark.z):
-            strong = abs(value - middle) > 0.6 * half if mark.diverging else value > middle
-            colour = "white" if strong else "#1b2026"
             if np.isfinite(value):
                 axes.text(
                     column,
@@ -204,18 +246,30 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
                     ha="center",
                     va="center",
                     fontsize=6,
-                    color=colour,
+                    color=ink(image.cmap(image.norm(value))[:3]),
                 )
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(mark.unit)
     bar.outline.set_visible(False)
 
 
-def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> None:
-    """Methods, where a panel has several, and what other colours mean."""
+def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> float:
+    """Methods, where a panel has several, and what other colours mean; returns the inches that it is high."""
     lines = [m for panel in panels if panel.label is None for m in panel.plots[key].marks if isinstance(m, Line)]
     marks = {m.name: Line2D([], [], color=m.colour, ls=LINES[m.dash], label=m.name) for m in lines}
     for text, colour, symbol in some.key:
         marks[text] = Line2D([], [], ls="", marker=SYMBOLS[symbol], color=colour or "#555555", ms=5, label=text)
-    if len(marks) > 1:
-        canvas.legend(handles=list(marks.values()), loc="outside lower center", ncols=min(len(marks), 6), frameon=False)
+    if len(marks) < 2:
+        return 0.0
+    columns, letters = min(len(marks), 6), int(LETTERS * canvas.get_figwidth() / 2)  # longer names take several lines
+    while (size := (legend := _listed(canvas, marks, columns, letters)).get_window_extent()).width > canvas.bbox.width:
+        if columns == 1 and letters < 5:
+            break
+        legend.remove()
+        columns, letters = (columns - 1, letters) if columns > 1 else (1, 3 * letters // 4)
+    return float(size.height) / canvas.dpi + 0.1
+
+
+def _listed(canvas: Canvas, marks: Mapping[str, Line2D], columns: int, letters: int) -> Legend:
+    names = [textwrap.fill(name, letters) for name in marks]
+    return canvas.legend(list(marks.values()), names, loc="outside lower center", ncols=columns, frameon=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from protofed.atomic import write_atomically
 from protofed.report.style import LINES, looks
@@ -74,6 +75,7 @@ def _canvas(title: str, x: str, y: str) -> tuple[Figure, Any]:
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.25, lw=0.6)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

@@ -1,6 +1,7 @@
 """Colours that the colour-blind can tell apart, the same for a method in every figure."""
 
 import colorsys
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 # Okabe and Ito's, without yellow and black, which vanish on one of the two backgrounds, and purple; then darker ones.
@@ -9,9 +10,10 @@ COLOURS = (
     "#0b3c8c", "#8c2d04", "#1b5e20", "#a0186e", "#7d6b00", "#007a87", "#44596b", "#4a148c",
 )  # fmt: skip
 DARK = {
-    "#0072b2": "#4da6e0", "#d55e00": "#f0824a", "#009e73": "#2fc29a", "#7f7f7f": "#a8a8a8", "#7a4fbf": "#a583ea",
-    "#0b3c8c": "#a9c8ff", "#8c2d04": "#ffbd9b", "#1b5e20": "#a5e0a9", "#a0186e": "#ff7cc4", "#7d6b00": "#d8cb5a",
-    "#007a87": "#63dbe6", "#44596b": "#b9cbdb", "#2b2f36": "#e8ebef", "#4a148c": "#d7c2ff",
+    "#0072b2": "#3d9be9", "#d55e00": "#f4703a", "#009e73": "#52c08a", "#cc79a7": "#e38bbb", "#e69f00": "#e6a81c",
+    "#56b4e9": "#85d8f8", "#7f7f7f": "#8f8f8f", "#7a4fbf": "#9b78ff", "#0b3c8c": "#bcc6ff", "#8c2d04": "#ffb09c",
+    "#1b5e20": "#7bf07f", "#a0186e": "#ff4fa8", "#7d6b00": "#e8ec58", "#007a87": "#22dccb", "#44596b": "#b7ad8c",
+    "#4a148c": "#e05cf5", "#2b2f36": "#e8ebef",
 }  # fmt: skip
 """What stands for a colour on a dark background, where it is another."""
 LINES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 2, 1, 2))}
@@ -34,6 +36,17 @@ def looks(count: int) -> list[Look]:
     """As many as are needed; half the colours are drawn with one kind of dash, the darker ones with the next."""
     half = len(COLOURS) // 2
     return [Look(COLOURS[i % len(COLOURS)], DASHES[i // half % len(DASHES)]) for i in range(count)]
+
+
+def ink(back: Iterable[float]) -> str:
+    """Black or white, whichever is easier to read on a colour (sRGB, 0 to 1): a contrast of 4.5 or more with any."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in back)
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"
+
+
+def counted(title: str) -> bool:
+    """Whether the numbers of an axis are of rounds or clients: whole."""
+    return title in ("round", "client") or title.endswith("from worst to best")
 
 
 def class_colours(count: int) -> list[str]:

@@ -15,11 +15,11 @@ import torch
 from protofed.atomic import write_atomically
 from protofed.data.domain import Domain
 from protofed.data.sources import load
-from protofed.environment import own_code
+from protofed.environment import changed_code
 from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.prepare import prepare, prepare_split
-from protofed.report.gather import FAILED, LISTING, Run
+from protofed.report.gather import FAILED, LISTING
 from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Crew, Outcome, Placed, Share
@@ -136,10 +136,8 @@ def _note_changed_code(kept: Sequence[Outcome], watch: SweepWatch) -> None:
     """A finished cell stays, whatever became of the method or model of one's own since: say so."""
     changed: dict[str, list[str]] = {}
     for outcome in kept:
-        then = Run(outcome.folder, outcome.summary or {}, {}).environment.get("own") or {}
-        for name, now in own_code(outcome.cell.experiment).items():
-            if then.get(name, now) != now:
-                changed.setdefault(name, []).append(outcome.folder.name)
+        for name in changed_code(outcome.folder, outcome.cell.experiment):
+            changed.setdefault(name, []).append(outcome.folder.name)
     for name, folders in changed.items():
         watch.note(
             f"the file of {name} has changed since {len(folders)} finished cell{'s' * (len(folders) > 1)} of it. They "

@@ -8,6 +8,7 @@ const SCALES = {
   light: { plain: [[0, "#f7fafc"], [0.5, "#6aaed6"], [1, "#08477f"]], two: [[0, "#b4500a"], [0.5, "#f7f7f7"], [1, "#0a5a9c"]] },
   dark: { plain: [[0, "#1b222a"], [0.5, "#2f78ab"], [1, "#a6dbff"]], two: [[0, "#f0915a"], [0.5, "#1f262e"], [1, "#5bb4f0"]] },
 };
+const WORDS = 12; // pixels of the letters beside a bar
 const PAPER = { wide: 670, narrow: 325 }; // pixels on a printed page
 
 function make(tag, attributes = {}, ...children) {
@@ -267,6 +268,40 @@ function shortened(name, names, most) {
   return alone ? `${safe(start(name))}…` : `${safe(text.slice(0, 4))}…${safe(text.slice(5 - most))}`;
 }
 
+/** The colour of a number in a heat map, as red, green and blue from 0 to 1. */
+function cellColour(trace, z) {
+  const scale = trace.colorscale, at = Math.min(1, Math.max(0, (z - trace.zmin) / (trace.zmax - trace.zmin)));
+  const next = Math.max(1, scale.findIndex(([place]) => place >= at));
+  const [[low, from], [high, to]] = [scale[next - 1], scale[next]], share = (at - low) / (high - low);
+  return [1, 3, 5].map((i) => {
+    const [a, b] = [from, to].map((colour) => parseInt(colour.slice(i, i + 2), 16) / 255);
+    return a + share * (b - a);
+  });
+}
+
+/** Black or white: the one that reads better on a colour; a contrast of 4.5 or more with any. */
+function inkOn(colour) {
+  const [red, green, blue] = colour.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
+}
+
+/** The numbers in the cells of a heat map; plotly would give all of them one colour, or one that is hard to read. */
+function cellNumbers(trace, size) {
+  const cells = trace.z.flatMap((row, i) => row.map((z, j) => ({ x: trace.x[j], y: trace.y[i], z })).filter(({ z }) => z !== null));
+  return {
+    type: "scatter", mode: "text", x: cells.map(({ x }) => x), y: cells.map(({ y }) => y), hoverinfo: "skip", meta: trace.meta,
+    customdata: cells.map(({ z }) => z), texttemplate: `%{customdata:${trace.meta.numbers}}`,
+    textfont: { size, color: cells.map(({ z }) => inkOn(cellColour(trace, z))) },
+  };
+}
+
+/** The pixels that the longest of some texts takes. */
+function widest(texts, size, family) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `${size}px ${family}`;
+  return Math.max(0, ...texts.map((text) => pen.measureText(plain(text)).width));
+}
+
 /** Traces and layout of a plot in the colours of the page, without what is hidden. */
 function themed(plot) {
   const dark = isDark(), small = window.innerWidth < 760 && !state.printing;
@@ -279,13 +314,17 @@ function themed(plot) {
     if (trace.type === "heatmap") {
       trace.colorscale = trace.meta.diverging ? scales.two : scales.plain;
       Object.assign(trace.colorbar, { outlinewidth: 0, tickfont: { size: 11 } });
-      trace.textfont = { size: small || state.printing ? 9 : 11 };
-      trace.showscale = !(trace.texttemplate && (small || state.printing));
+      trace.showscale = !(trace.meta.numbers && (small || state.printing));
     }
     if (trace.meta.bubbles && (small || state.printing)) trace.marker.size = trace.marker.size.map((size) => 0.7 * size);
     if (trace.meta.outline) trace.marker.line = { color: back, width: 1.2 };
-    if (trace.mode === "text") trace.textfont = { size: 12, color: ink };
+    if (trace.mode === "text") trace.textfont = { size: WORDS, color: ink };
   }
+  const family = getComputedStyle(document.body).fontFamily;
+  const words = data.filter((trace) => trace.mode === "text"), far = Math.max(0, ...words.flatMap((trace) => trace.x));
+  if (far > 0) layout.xaxis.range = [0, far]; // the words stand in the margin
+  const right = words.length ? 8 + widest(words.flatMap((trace) => trace.text), WORDS, family) : small ? 10 : 16;
+  for (const trace of traces.filter((some) => some.meta.numbers)) traces.push(cellNumbers(trace, small || state.printing ? 9 : 11));
   for (const axis of [layout.xaxis, layout.yaxis]) {
     Object.assign(axis, { gridcolor: grid, linecolor: line, zerolinecolor: grid, tickcolor: line, zeroline: false });
     axis.title.font = { size: small ? 12 : 13 };
@@ -301,8 +340,8 @@ function themed(plot) {
   for (const shape of layout.shapes || []) shape.line.color = isDark() ? "#8b97a4" : "#5c6670";
   Object.assign(layout, {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, bargap: 0.18,
-    font: { family: getComputedStyle(document.body).fontFamily, size: small ? 11 : 12.5, color: ink },
-    margin: { l: 48, r: small ? 10 : 16, t: 10, b: 42 },
+    font: { family, size: small ? 11 : 12.5, color: ink },
+    margin: { l: 48, r: right, t: 10, b: 42 },
     hoverlabel: { bgcolor: back, bordercolor: line, font: { color: ink, size: 12.5 }, namelength: 40 },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
   });
