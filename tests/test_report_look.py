@@ -161,3 +161,9 @@ def test_letters_that_no_font_has_are_said_once(
     said = [line for line in capsys.readouterr().err.splitlines() if "note" in line]
     assert len(said) == 1
     assert "no installed font has 字 漢" in said[0]
+
+
+def test_no_band_lies_over_a_line() -> None:
+    lines = [Line(name, [1, 2], [3, 4], "#000000", low=[2, 3], high=[4, 5]) for name in "ab"]
+    drawn = interactive.plot(Plot(lines, Axis("round"), Axis("accuracy")))["data"]
+    assert [bool(trace["meta"].get("band")) for trace in drawn] == [True, True, False, False]

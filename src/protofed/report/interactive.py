@@ -75,7 +75,9 @@ def plot(some: Plot) -> dict[str, Any]:
     if some.y.log:
         layout["yaxis"] |= _log_ticks([y for line in lines for y in line.y if y is not None and y > 0])
     layout["hovermode"] = "x unified" if lines and len(lines) == len(some.marks) else "closest"
-    return {"data": [one for mark in some.marks for one in traces(mark)], "layout": layout}
+    data = [one for mark in some.marks for one in traces(mark)]
+    data.sort(key=lambda one: not one["meta"].get("band"))  # no band over another's line
+    return {"data": data, "layout": layout}
 
 
 def _long(some: Plot) -> float:
