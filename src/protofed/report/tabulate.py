@@ -288,4 +288,5 @@ def _about_tests(table: Table) -> list[str]:
 
 
 def _list(items: Iterable[Any]) -> str:
-    return ", ".join(map(str, items))
+    """With commas, and in quotes what has some itself."""
+    return ", ".join(repr(item) if "," in str(item) else str(item) for item in items)

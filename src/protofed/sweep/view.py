@@ -82,7 +82,8 @@ def ended_text(outcome: Outcome) -> str:
         s = outcome.summary
         accuracy = "" if s["accuracy_mean"] is None else f"accuracy {100 * s['accuracy_mean']:.2f} %, "
         return f"{outcome.cell.name}: {accuracy}{duration(s['seconds'])}"
-    return f"{outcome.cell.name}: {outcome.status}: {outcome.reason.splitlines()[0]}"
+    why = outcome.reason.splitlines()[0]
+    return ": ".join(dict.fromkeys([outcome.cell.name, outcome.status, why]))  # said once: "stopped: stopped"
 
 
 class _View(SweepWatch):
@@ -188,13 +189,14 @@ class Lines(_View):
         super().round(cell, line)
         self.rounds[cell.hash] = f"{cell.name}: round {line['round']}/{cell.experiment.rounds}"
         if time.monotonic() - self.said >= LINE_SECONDS:
-            self.say(f"({self.done}/{self.total}) {'; '.join(self.rounds.values())}; {self.estimate.text()}")
+            parts = [f"({self.done}/{self.total}) {'; '.join(self.rounds.values())}", self.estimate.text()]
+            self.say("; ".join(filter(None, parts)))
 
     def ended(self, outcome: Outcome) -> None:
         super().ended(outcome)
         self.rounds.pop(outcome.cell.hash, None)
-        left = f"; {self.estimate.text()}" if self.done < self.total else ""
-        self.say(f"({self.done}/{self.total}) {ended_text(outcome)}{left}")
+        left = self.estimate.text() if self.done < self.total else ""
+        self.say("; ".join(filter(None, [f"({self.done}/{self.total}) {ended_text(outcome)}", left])))
 
     def say(self, text: str) -> None:
         self.said = time.monotonic()
