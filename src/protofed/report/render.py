@@ -93,8 +93,14 @@ def terminal(table: Table, width: int) -> Group:
     titles, lines = _grid(table, lambda text, rank: text.replace(" ± ", "±") + ("", "¹", "²")[rank])
     ranks = {found.rank for row in table.rows for found in row.entries.values()}
     legend = "".join(text for rank, text in ((1, "; ¹ best"), (2, ", ² second best")) if rank in ranks)
-    numbers = [max(map(cell_len, (*title.split(), *column))) for title, *column in zip(titles, *lines, strict=True)][1:]
-    label, blocks = _blocks(titles, [cell_len(cells[0]) for cells in lines], numbers, width)
+    columns = list(zip(titles, *lines, strict=True))
+    longest, *whole = [max(map(cell_len, column)) for column in columns]
+    numbers = [
+        max(map(cell_len, (*title.split(), *column))) for title, *column in columns[1:]
+    ]  # titles in several lines
+    if longest + sum(size + GAP for size in whole) + GAP <= width:
+        numbers = whole
+    label, blocks = _blocks(titles, longest, numbers, width)
     shown = []
     for block in blocks:
         part = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, PADDING, 0, 0))
@@ -109,7 +115,7 @@ def terminal(table: Table, width: int) -> Group:
     return Group(Text(caption(table) + legend, style="italic"), *shown)
 
 
-def _blocks(titles: list[str], labels: list[int], numbers: list[int], width: int) -> tuple[int, list[list[int]]]:
+def _blocks(titles: list[str], label: int, numbers: list[int], width: int) -> tuple[int, list[list[int]]]:
     """How wide the labels may be, and which columns stand side by side: a test beside its number."""
     groups: list[list[int]] = []
     for place, title in enumerate(titles[1:], 1):
@@ -118,7 +124,6 @@ def _blocks(titles: list[str], labels: list[int], numbers: list[int], width: int
         else:
             groups.append([place])
     sizes = [sum(numbers[place - 1] + GAP for place in group) for group in groups]
-    label = max([*labels, cell_len(titles[0])])
     if label + GAP + sum(sizes) > width:
         label = min(label, max(LABEL, min(2 * width // 5, width - GAP - max(sizes, default=0))))
     blocks: list[list[int]] = []
