@@ -206,6 +206,8 @@ def test_runs_of_changed_code_are_named() -> None:
         here = RunFolder(folder(f"runs/{seed}", 0.2, "method=local", f"seed={seed}"))
         here.write_json("environment.json", {"protofed": VERSION, "own": {"mine:Net": code}})
     assert any("local: its code was changed between its runs" in n for n in tabulate(collect("runs")).notes)
+    RunFolder(Path("runs/1")).write_json("environment.json", {"protofed": VERSION})  # when it was not kept yet
+    assert not any("code was changed" in n for n in tabulate(collect("runs")).notes)
 
 
 def test_keys_of_two_sections_are_told_apart() -> None:

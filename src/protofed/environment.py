@@ -1,16 +1,15 @@
 """What a run was made with."""
 
-import json
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from protofed.experiment import Experiment
+from protofed.folder import RunFolder
 from protofed.importing import fingerprint, is_path
 from protofed.version import VERSION
 
@@ -39,10 +38,8 @@ def own_code(experiment: Experiment) -> dict[str, str]:
     return {name: fingerprint(name) for name in dict.fromkeys(names) if is_path(name)}
 
 
-def changed_code(folder: Path, experiment: Experiment) -> list[str]:
+def changed_code(folder: RunFolder, experiment: Experiment) -> list[str]:
     """The import paths whose file is not what it was when the run in this folder was made, as far as that is known."""
-    try:
-        then = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("own") or {}
-        return [name for name, now in own_code(experiment).items() if then.get(name, now) != now]
-    except (OSError, ValueError, AttributeError):
-        return []
+    then = folder.environment().get("own")
+    known = then if isinstance(then, dict) else {}
+    return [name for name, now in own_code(experiment).items() if known.get(name, now) != now]

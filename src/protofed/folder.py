@@ -138,6 +138,13 @@ class RunFolder:
             raise UserError(f"{self.file('summary.json')} is damaged ({error}). {remedy}.") from None
         return summary
 
+    def environment(self) -> dict[str, Any]:
+        """What the run was made with, as far as that can be read."""
+        try:
+            return dict(json.loads(self.file("environment.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
+
     # checkpoints
 
     @property

@@ -104,7 +104,7 @@ def _open(
         folder.write("experiment.toml", experiment.to_toml())
     if prepared.data_here:
         _keep_partition(folder, experiment, prepared, started)
-    for name in changed_code(folder.path, experiment):
+    for name in changed_code(folder, experiment):
         watch.note(f"the file of {name} has changed since the run was begun: its rounds are not all of one code")
     folder.write_json("environment.json", environment(experiment))
     folder.write_json("classes.json", classes(prepared.domains))

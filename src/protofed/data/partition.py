@@ -71,9 +71,7 @@ class NWayKShot:
         have = per_class(domain.y_train, classes)
         notes = []
         if self.short == "fewer" and (scarce := np.flatnonzero(counts.sum(0) > have)).size:
-            most_each = np.maximum(
-                1, have[scarce] // holds.sum(0)[scarce]
-            )  # one at least: _enough refuses what is left
+            most_each = np.maximum(1, have[scarce] // holds.sum(0)[scarce])  # where that is too many, it is refused
             counts[:, scarce] = np.minimum(counts[:, scarce], most_each)
             fewer = ", ".join(f"{domain.class_names[c]} ({each})" for c, each in zip(scarce, most_each, strict=True))
             notes.append(f"partition.short = fewer: so many samples at most of the classes that are scarce: {fewer}.")

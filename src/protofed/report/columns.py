@@ -134,7 +134,7 @@ def choose(texts: str | None, runs: Sequence[Run], usual: Sequence[str] = USUAL)
                 f"no run has validation samples to choose the round of {column.metric.title!r} by. "
                 "Run with evaluate.validation=0.1, say, which holds a tenth of every client's training samples back."
             )
-        longest = max(line["round"] for run in runs for line in run.rounds[-1:] or [{"round": 0}])
+        longest = max((run.rounds[-1]["round"] for run in runs if run.rounds), default=0)
         if column.at.isdecimal() and int(column.at) > longest:
             raise UserError(f"column {column.metric.title}@{column.at}: the runs have {longest} rounds.")
         known = {key for run in runs for key, value in run.summary.items() if _number(value) is not None}

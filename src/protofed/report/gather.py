@@ -52,21 +52,13 @@ class Run:
         return RunFolder(self.folder).experiment_dict()
 
     @cached_property
+    def environment(self) -> dict[str, Any]:
+        return RunFolder(self.folder).environment()
+
+    @property
     def version(self) -> str:
         """The protofed that made it."""
         return str(self.environment.get("protofed", "?"))
-
-    @property
-    def own_code(self) -> str:
-        """Which code of one's own made it, where there is some and it was kept."""
-        return str(self.environment.get("own") or "")
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self.folder / "environment.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return {}
 
     @cached_property
     def data(self) -> tuple[str, str]:

@@ -1,7 +1,5 @@
 """Run folders, found and read; what cannot be read is named with the reason, and the rest is used."""
 
-import contextlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -119,11 +117,8 @@ def that_counts(versions: Iterable[str]) -> str:
 
 def _versions(folders: Iterable[Path]) -> dict[Path, str]:
     """The protofed that each run was made with, where it says so."""
-    found = {}
-    for folder in folders:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `read` names what is damaged
-            found[folder] = str(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["protofed"])
-    return found
+    made = {folder: RunFolder(folder).environment() for folder in folders}  # `read` names what is damaged
+    return {folder: str(about["protofed"]) for folder, about in made.items() if "protofed" in about}
 
 
 def but_seed(run: Run) -> dict[str, Any]:

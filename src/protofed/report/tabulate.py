@@ -238,7 +238,7 @@ def _remarks(table: Table) -> list[str]:
         notes.append(f"rows have different seeds ({shown}), and so other clients: compare the same seeds")
     notes += _about_windows(table)
     for row in table.rows:
-        if len({run.own_code for run in row.runs.values()}) > 1:
+        if len({str(run.environment["own"]) for run in row.runs.values() if "own" in run.environment}) > 1:
             notes.append(f"{row.label}: its code was changed between its runs, which are not of one method or model")
     judged: dict[str, list[str]] = {}
     for row in table.rows:

@@ -1,6 +1,5 @@
 """Entries, one or many: their runs in one pool, then for each its numbers, tables and figures."""
 
-import json
 import os
 import signal
 import threading
@@ -229,7 +228,7 @@ def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
                 values[seeds.index(int(one.cell.labels["seed"]))] = number
                 if number is None and TIMED in column.metric:  # the run that sets the time is missing
                     spent.pop(one.cell.hash, None)
-    machines = Counter(_machine(RunFolder(one.result.folder)) for one in done)
+    machines = Counter(machine(RunFolder(one.result.folder).environment()) for one in done)
     by = ", ".join(name for name, _ in machines.most_common())
     runs = {cell.hash: spent.get(cell.hash) for cell in plan.cells}
     data = {one.cell.labels["experiment"]: _fingerprint(one.result.folder) for one in done}
@@ -255,16 +254,11 @@ def _sibling(done: Sequence[Done], one: Done, method: str) -> Result | None:
     return next((other.result for other in done if other.cell.labels == wanted), None)
 
 
-def _machine(folder: RunFolder) -> str:
-    try:
-        return machine(json.loads(folder.file("environment.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a machine that is not known"
-
-
 def machine(about: dict[str, Any]) -> str:
     """A GPU by its name, or how many cores."""
-    return str(about["device"]) if about["device"] != "cpu" else f"{about['cpus']} CPU cores"
+    if "device" not in about:
+        return "a machine that is not known"
+    return str(about["device"]) if about["device"] != "cpu" else f"{about.get('cpus', '?')} CPU cores"
 
 
 def _special(

@@ -136,7 +136,7 @@ def _note_changed_code(kept: Sequence[Outcome], watch: SweepWatch) -> None:
     """A finished cell stays, whatever became of the method or model of one's own since: say so."""
     changed: dict[str, list[str]] = {}
     for outcome in kept:
-        for name in changed_code(outcome.folder, outcome.cell.experiment):
+        for name in changed_code(RunFolder(outcome.folder), outcome.cell.experiment):
             changed.setdefault(name, []).append(outcome.folder.name)
     for name, folders in changed.items():
         watch.note(
