@@ -153,6 +153,7 @@ def test_batches_and_the_smallest_of_them(samples: int, batch_size: int, drop_la
         expected.pop()
     assert sizes == expected
     assert fed.smallest_batch(0) == min(expected)
+    assert fed.widest == max(expected)
 
 
 def test_drop_last_leaves_others_out_every_time() -> None:

@@ -87,6 +87,7 @@ class Federation:
                 scale(black)[0, ..., :1, :1].to(self.device) if len(domain.shape) == 3 else torch.zeros(())
             )
         self._used_by = [self._used(len(rows)) for rows in self._train_rows]
+        self.widest = max(1, min(batch_size, max(self._used_by, default=1)))  # samples of the largest batch there is
 
     def _rows(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.device)

@@ -87,7 +87,7 @@ class StackedData:
 
     def steps(self, client: int) -> int:
         """Training steps of a client in an epoch."""
-        return -(-self.federation.used(client) // self.federation.batch_size)
+        return -(-self.federation.used(client) // self.federation.widest)
 
     def keys(self, what: str, round: int, numbers: Sequence[int]) -> Tensor:
         """Keys (M, 2) of these clients."""
@@ -97,7 +97,7 @@ class StackedData:
     def epoch(self, numbers: Sequence[int], keys: Tensor, epoch: int) -> Plan:
         """What `Federation.epoch` gives, for all at once; keys are those of the order."""
         rows, sizes = self.rows(numbers)
-        most, batch = rows.shape[1], self.federation.batch_size
+        most, batch = rows.shape[1], self.federation.widest
         key = random.fold(keys, epoch)
         place = torch.arange(most, device=rows.device)
         draw = torch.where(place < sizes[:, None], random.bits(key, most), random.WORD + 1)  # padding comes last

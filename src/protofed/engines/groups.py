@@ -110,7 +110,7 @@ class Sizes:
                 at_once = self.parts if self._kind == "cpu" else 1
                 fits = self.reference.needs.lanes_that_fit(group.numbers[0]) // at_once
                 if self._kind == "cpu":
-                    each_lane = self.reference.needs.largest(group.numbers[0]) * self.federation.batch_size
+                    each_lane = self.reference.needs.largest(group.numbers[0]) * self.federation.widest
                     fits = min(fits, CACHE // max(1, each_lane))
                 self._widths[name] = max(1, min(width, self.chunk or width, fits))
             return self._widths[name]
@@ -129,11 +129,11 @@ class Sizes:
 
     def _steps(self, group: Group) -> list[int]:
         """Training steps of each client in an epoch."""
-        return [-(-self.federation.used(i) // self.federation.batch_size) for i in group.numbers]
+        return [-(-self.federation.used(i) // self.federation.widest) for i in group.numbers]
 
     def _seconds(self, group: Group) -> float:
         """What a lane adds to a step, roughly."""
-        return self.reference.needs.flops(group.numbers[0]) * self.federation.batch_size / self._pace.speed
+        return self.reference.needs.flops(group.numbers[0]) * self.federation.widest / self._pace.speed
 
     # outside of training
 

@@ -107,7 +107,7 @@ class LaneTraining:
         model, federation = self.members.model(group.numbers[0]), self.members.federation
         with self.members.lock:
             if group.architecture not in self._draws:
-                inputs = federation.blank(group.numbers[0], federation.batch_size)
+                inputs = federation.blank(group.numbers[0], federation.widest)
                 self._draws[group.architecture] = model.draws(inputs)
             draws = self._draws[group.architecture]
         each = sum(s.numel() for s in draws.values()) * keys.shape[1]

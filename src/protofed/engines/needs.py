@@ -62,7 +62,7 @@ class Needs:
         name = self.architectures[number]
         if name not in self._lanes:
             model, spec = self._models[name], self._common[name]
-            x = self.federation.blank(number, self.federation.batch_size)
+            x = self.federation.blank(number, self.federation.widest)
 
             def step(params: Params, x: Tensor) -> Tensor:
                 logits: Tensor = model.training(spec.buffers, key)(Client(params, spec.buffers), x)[1]
@@ -73,7 +73,7 @@ class Needs:
             try:
                 made, _ = memory.counted(torch.func.grad(step), *inputs)
             except COUNTLESS:
-                made = UNCOUNTED * self.federation.batch_size * memory.size(x[:1])
+                made = UNCOUNTED * self.federation.widest * memory.size(x[:1])
             each, remedy = made + 4 * memory.size(spec.params), "Use a smaller model or batch_size."
             self._lanes[name] = memory.fitting(each, self.federation.device, f"training one client of {name}", remedy)
         return self._lanes[name]

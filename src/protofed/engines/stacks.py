@@ -17,8 +17,12 @@ def pick(down: Tree, places: Sequence[int]) -> Tree:
 
 
 def deal_to(down: Tree, places: Sequence[int]) -> tuple[Tree, Tree]:
-    """What these clients get, and along which axis it is dealt to them: None for all of it where nothing is."""
+    """What these clients get, and along which axis it is dealt to them: None for all of it where nothing is.
+
+    It lies in memory in order, whatever the server made it of: a compiled step wants it as it was the first time.
+    """
     mine = map_nodes(lambda n: n.rows if isinstance(n, Each) else n, pick(down, places))
+    mine = tree_map(torch.Tensor.contiguous, mine)
     dims = map_nodes(lambda n: tree_map(lambda t: 0 if isinstance(n, Each) else None, n), down)
     dims = map_nodes(lambda n: n.rows if isinstance(n, Each) else n, dims)
     return mine, dims if any(isinstance(node, Each) for node in _nodes(down)) else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 from protofed.errors import UserError
 from protofed.models.attention import Attention
@@ -71,11 +72,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-        (high, wide), (down, right), (above, beside) = weight.shape[2:], stride, padding
-        x = nn.functional.pad(x, (beside, beside, above, above)) if above or beside else x
-        windows = x.unfold(2, high, down).unfold(3, wide, right)  # (B, C, h, w, k, k)
-        columns = windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
-        sides = windows.shape[2:4]
+        columns, sides = _columns(x, weight, stride, padding)
         return (weight.flatten(1) @ columns).reshape(len(weight), len(x), *sides).transpose(0, 1).contiguous(), columns
 
     @staticmethod
@@ -102,8 +99,39 @@ class _Conv(torch.autograd.Function):
         return to_x, to_weight.reshape(weight.shape), None, None
 
 
+class _WideConv(torch.autograd.Function):
+    """A convolution by the library, but for the gradient to its weights: that is a product again, because what
+    libraries choose for stacked clients can take longer than all else together."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+        return nn.functional.conv2d(x, weight, None, stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pair, Pair], output: Tensor) -> None:
+        x, weight, *ctx.how = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        (x, weight), how = ctx.saved_tensors, ctx.how
+        to_weight = grad.transpose(0, 1).flatten(1) @ _columns(x, weight, *how)[0].T
+        to_x = conv2d_input(x.shape, weight, grad, *how) if ctx.needs_input_grad[0] else None
+        return to_x, to_weight.reshape(weight.shape), None, None
+
+
+def _columns(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, torch.Size]:
+    """What each output looks at (C * k * k, B * outputs), and the outputs' height and width."""
+    (high, wide), (down, right), (above, beside) = weight.shape[2:], stride, padding
+    x = nn.functional.pad(x, (beside, beside, above, above)) if above or beside else x
+    windows = x.unfold(2, high, down).unfold(3, wide, right)  # (B, C, h, w, k, k)
+    return windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2), windows.shape[2:4]
+
+
 class MatrixConv(nn.Module):
-    """nn.Conv2d as one matrix product: on a GPU libraries run the convolutions of stacked clients one by one."""
+    """nn.Conv2d by matrix products: on a GPU libraries run the convolutions of stacked clients one by one."""
 
     def __init__(self, conv: nn.Conv2d, always: bool) -> None:
         """always: also where each client has much to do."""
@@ -116,9 +144,16 @@ class MatrixConv(nn.Module):
         (stride, padding), kernel = self.how, self.weight.shape[2:]
         sides = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], padding, kernel, stride, strict=True)]
         if len(x) * math.prod(sides) * self.weight.numel() >= self.limit:
-            return nn.functional.conv2d(x, self.weight, self.bias, stride, padding)
-        out: Tensor = _Conv.apply(x, self.weight, stride, padding)[0]
-        return out if self.bias is None else out + self.bias[:, None, None]
+            out: Tensor = _WideConv.apply(*_rounded(x, self.weight), stride, padding)
+        else:
+            out = _Conv.apply(x, self.weight, stride, padding)[0]
+        return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
+
+
+def _rounded(*tensors: Tensor) -> list[Tensor]:
+    """As autocast would have them, where it is on: it does not see what is in a function of our own."""
+    kind = tensors[0].device.type
+    return [t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t for t in tensors]
 
 
 def matrix_convs(module: nn.Module, rounded: bool) -> None:
