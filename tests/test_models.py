@@ -317,18 +317,18 @@ def test_unfit_weights(tmp_path: Path) -> None:
     refuses(tmp_path / "other.safetensors", r"layer1.0.conv1.weight has shape \(64, 64, 1, 1\)")
 
 
-@pytest.mark.parametrize(("always", "long"), [(True, 10), (True, 10_000), (False, 10)])
+@pytest.mark.parametrize("long", [10, 10_000])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"), [(5, 1, 0), (3, 2, 1), (3, 1, 1), ((3, 5), (2, 1), (0, 2)), (1, 2, 0)]
 )
 def test_a_convolution_as_a_product_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, kernel: Any, stride: Any, padding: Any, always: bool, long: int
+    monkeypatch: pytest.MonkeyPatch, kernel: Any, stride: Any, padding: Any, long: int
 ) -> None:
-    """Values and all gradients, of stacked clients; not always: only the gradient to the weights is a product."""
+    """Values and all gradients, of stacked clients; wide: only the gradient to the weights is a product."""
     monkeypatch.setattr(layers, "LONG", long)
     monkeypatch.setattr(layers, "SMALL", 0)
     conv = nn.Conv2d(3, 4, kernel, stride, padding)
-    product = layers.MatrixConv(conv, always)
+    product, wide = layers.MatrixConv(conv, always=True), layers.MatrixConv(conv, always=False)
     g = torch.Generator().manual_seed(0)
     params = {n: torch.randn(2, *p.shape, generator=g) for n, p in conv.named_parameters()}
     x = torch.randn(2, 5, 3, 12, 11, generator=g)
@@ -341,8 +341,14 @@ def test_a_convolution_as_a_product_is_the_same(
         return torch.func.vmap(torch.func.grad(one, argnums=(0, 1), has_aux=True))(params, x)
 
     torch.testing.assert_close(loss(product), loss(conv), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss(wide), loss(conv), rtol=1e-4, atol=1e-4)
+    right = loss(conv)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(loss(product), loss(conv), rtol=0.05, atol=2.0)
+        for module in (product, wide):
+            torch.testing.assert_close(loss(module), loss(conv), rtol=0.05, atol=2.0)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float32)
+    torch.testing.assert_close(loss(wide), right, rtol=1e-4, atol=1e-4)
     x = x[:, :0]  # no images
     torch.testing.assert_close(loss(product), loss(conv))
 

@@ -101,7 +101,7 @@ class _Conv(torch.autograd.Function):
 
 class _WideConv(torch.autograd.Function):
     """A convolution by the library, but for the gradient to its weights: that is a product again, because what
-    libraries choose for stacked clients can take longer than all else together."""
+    libraries choose for stacked clients in bf16 can take longer than all else together."""
 
     generate_vmap_rule = True
 
@@ -143,17 +143,14 @@ class MatrixConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         (stride, padding), kernel = self.how, self.weight.shape[2:]
         sides = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], padding, kernel, stride, strict=True)]
-        if len(x) * math.prod(sides) * self.weight.numel() >= self.limit:
-            out: Tensor = _WideConv.apply(*_rounded(x, self.weight), stride, padding)
+        if len(x) * math.prod(sides) * self.weight.numel() < self.limit:
+            out: Tensor = _Conv.apply(x, self.weight, stride, padding)[0]
+        elif torch.is_autocast_enabled(x.device.type):  # it does not see into a function of our own
+            kind = torch.get_autocast_dtype(x.device.type)
+            out = _WideConv.apply(x.to(kind), self.weight.to(kind), stride, padding)
         else:
-            out = _Conv.apply(x, self.weight, stride, padding)[0]
+            return nn.functional.conv2d(x, self.weight, self.bias, stride, padding)
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
-
-
-def _rounded(*tensors: Tensor) -> list[Tensor]:
-    """As autocast would have them, where it is on: it does not see what is in a function of our own."""
-    kind = tensors[0].device.type
-    return [t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t for t in tensors]
 
 
 def matrix_convs(module: nn.Module, rounded: bool) -> None:
