@@ -45,6 +45,13 @@ lane instead of grouped 5.7; a compiled forward pass is as fast as one operation
 the same convolutions in two processes, which bounds what can be gained over it.
 
 The 100 clients of digits-100 are small enough for Python to count: training takes 16 of 43 ms, one worker 45 in all.
+
+ResNet18 on an H200: FedProto's on CIFAR-10 (20 clients, batch 8, tf32) takes 3.4 ms a step, of which the optimiser's
+passes over 20 times 11 million parameters are a quarter, at 4.2 TB/s, and a pass over the samples for the prototypes
+70 ms of a round's 295. FedNH's on small clients (30 a round, 30 images each, bf16) takes 0.29 s a round; it was 0.41 s
+when batches were padded to the batch size that no client fills, and cuDNN chose an algorithm for the weights' gradients
+that took half of the time. It runs the groups of a convolution one by one, and a quarter of what is left is its turning
+of layouts.
 """
 COLUMNS = "workload|precision|reference|stacked|compiled|ratio|train, upload, evaluate, rest|times the floor|peak MB"
 

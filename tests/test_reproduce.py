@@ -1,5 +1,6 @@
 """The papers' tables and figures: entries are right and valid, they run, go on after a kill, and claims are judged."""
 
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from command import protofed
 from protofed import cli, run
@@ -22,7 +24,7 @@ from protofed.reproduce import embed, figures, page, plan, render
 from protofed.reproduce import run as running
 from protofed.reproduce.entry import Column, Entry, load, names, parse
 from protofed.reproduce.measure import Done, Views, value
-from protofed.reproduce.result import Measured, alike, joined, orderings
+from protofed.reproduce.result import Measured, again, alike, cells, joined, orderings
 from protofed.results import Result
 from protofed.sweep import Cell
 
@@ -154,13 +156,50 @@ def test_claims_hold_if_all_seeds_agree(ours: list[float | None], theirs: list[f
 
 def test_the_papers_own_order_is_what_is_expected() -> None:
     entry = _entry(claims=[{"is": "a", "above": ["b"]}], reported={"a": ["90", "80 ± 1.5"], "b": ["95.5", "70"]})
-    (found,) = orderings(entry, _measured(a={"x": [0.9, 0.9], "y": [0.7, 0.6]}, b={"x": [0.95, 0.96], "y": [0.8, 0.8]}))
-    assert [(one.column, one.expected, one.verdict) for one in found.judged] == [
-        ("x", "below", "holds"),
-        ("y", "above", "does not hold"),
+    found = orderings(entry, _measured(a={"x": [0.9, 0.9], "y": [0.7, 0.6]}, b={"x": [0.95, 0.96], "y": [0.8, 0.8]}))
+    assert [(one.text, judged.column, judged.verdict) for one in found for judged in one.judged] == [
+        ("a above b", "y", "does not hold"),
+        ("a below b", "x", "holds"),
     ]
     text = "\n".join(render.orders(entry, _measured(a={"x": [0.9, 0.9]}, b={"x": [0.95, 0.96]})))
-    assert "a above b: holds (the paper has it below), x: -5.50 in 2 of 2 seeds." in text
+    assert text == "- a below b: holds, x: -5.50 in 2 of 2 seeds."
+
+
+def test_one_seed_is_said() -> None:
+    entry = _entry(claims=[{"is": "a", "above": ["b"]}])
+    one, both = {"x": [0.9, None], "y": [0.9, None]}, {"x": [0.9, None], "y": [0.9, 0.9]}
+    less: dict[str, list[float | None]] = {"x": [0.8, 0.8], "y": [0.8, 0.8]}
+    (text,) = render.orders(entry, _measured(a=one, b=less))
+    assert text == "- a above b: holds in 2 of 2 (x +10.00; y +10.00), in one seed."
+    (text,) = render.orders(entry, _measured(a=both, b=less))
+    assert text == "- a above b: holds in 2 of 2 (x +10.00 in one seed; y +10.00)."
+
+
+def test_what_is_not_measured_yet_is_named() -> None:
+    measured = _measured(a={"x": [0.9, 0.8]})
+    assert render.notes(_entry(), measured) == []
+    measured = measured._replace(runs={"1": 1.0, "2": None})
+    assert render.notes(_entry(), measured) == ["not measured yet: the row b and the column y."]
+    assert render.notes(_entry(), measured._replace(label="quick version: smaller")) == []
+
+
+@pytest.mark.parametrize("wide", [30, 40, 80, 120, 200])
+def test_tables_fit_the_screen(wide: int) -> None:
+    """Whole names and whole numbers, whatever the width."""
+    entry, measured = load("fedproto/table-mnist"), page.kept()["fedproto/table-mnist"]
+    console = Console(width=wide, record=True, file=io.StringIO())
+    render.terminal(console, entry, measured)
+    text = console.export_text()
+    lines = text[: text.index("- fedproto above")].splitlines()
+    assert "…" not in text
+    assert max(map(len, lines)) <= wide
+    flat = " ".join(" ".join(lines).replace("│", " ").split())
+    for row in ("local", "fedproto", "fedproto-mh"):
+        numbers = [cells(entry, measured, row, column)[1] for column in entry.columns]
+        for number in numbers:
+            assert number in flat
+        tables = -(-len(numbers) // 9) if wide >= 40 else 0
+        assert len(re.findall(rf"^{row}[ ,]", "\n".join(lines), re.MULTILINE)) >= tables
 
 
 def test_difference_is_ours_less_theirs() -> None:
@@ -374,15 +413,31 @@ def test_time_that_is_up_stops_cleanly() -> None:
     words = ("fednh/figure-2", "--quick", "--out", "out", "--jobs", "1")
     done = _reproduce(*words, "--limit", "1s")
     assert done.returncode == 130, done.stdout + done.stderr
-    assert "The same command goes on." in done.stdout
+    assert "time is up before all was finished. The same command goes on." in done.stdout
     assert Measured.load(Path("out/fednh/figure-2-quick/result.json")).missing == 6
+
+
+def test_what_is_stopped_does_not_go_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_cells", stopped)
+    report = running.reproduce(["fednh/figure-1", "fedpr/figure-2"], Path("out"), quick=True)
+    assert report.stopped == "stopped"
+    assert report.skipped == ["fednh/figure-1: not begun"]
+    monkeypatch.setattr(running.special, "spirals", stopped)
+    report = running.reproduce(["fednh/figure-1"], Path("out"), quick=True)
+    assert report.skipped == ["fednh/figure-1: not finished; it is in one piece, and begins anew next time"]
 
 
 def test_a_part_of_the_runs() -> None:
     words = ("fedpr/figure-2", "--quick", "--out", "out", "--jobs", "1")
     done = _reproduce(*words, "--only", "seed=0", "--only", "method=fedpr")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' goes on from there." in done.stdout
+    assert (
+        "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' goes on with the same --out."
+        in done.stdout
+    )
     measured = Measured.load(Path("out/fedpr/figure-2-quick/result.json"))
     assert list(measured.rows) == ["fedpr"]
     assert len(list(Path("out/runs").iterdir())) == 1
@@ -394,6 +449,9 @@ def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch)
     assert not Path("out/runs").exists()
 
 
+DIGIT5 = "experiment=mpfedcl/digit5_feature"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -401,11 +459,20 @@ def test_partitions_and_counts_need_no_training(monkeypatch: pytest.MonkeyPatch)
         (["fedproto/table-minst"], "Did you mean 'fedproto/table-mnist'"),
         (["fedpr/figure-2", "--quick", "--limit", "soon"], "should be a time"),
         ([], "--list"),
-        (["--write", "--out", "out"], "is for a checkout"),
+        (["--write", "--out", "out"], "for a checkout"),
         (["nothing/"], "names nothing"),
         (["fedpr/figure-2", "--quick", "--only", "seed"], "should be label=value"),
+        (["--write", "--check"], "Use one of them"),
+        (["fedproto/table-mnist", "--data-dir", "nowhere"], "not there: mnist, and nowhere is no folder"),
+        (
+            [
+                *["fedpr/figure-2", "mpfedcl/table-5", "--quick", "--out", "out", "--only", "method=fedpr", "--only"],
+                DIGIT5,
+            ],
+            "no run of what was named is all of this",
+        ),
         (["mpfedcl/table-2", "--quick", "--only", "seed=0"], "mpfedcl/table-2 has no runs to choose from"),
-        (["fednh/figure-1", "--quick", "--write", "--out", "out"], "is for a checkout"),
+        (["fednh/figure-1", "--quick", "--write", "--out", "out"], "for a checkout"),
         (["fedpr/figure-2", "--quick", "--out", "out", "--only", "seed=7"], "seed is one of 0, 1"),
         (["fedpr/figure-2", "--quick", "--out", "out", "--only", "x=7"], "labels are experiment, method, seed"),
     ],
@@ -429,7 +496,7 @@ def test_domains_that_are_there_are_used(real_data: Path) -> None:
     assert {cell.experiment.clients for cell in made.cells} == {4}
     made = plan.make(load("fedproto/figure-lambda"), False, real_data)
     assert made.label == "MNIST instead of FEMNIST"
-    with pytest.raises(UserError, match="femnist not found"):
+    with pytest.raises(UserError, match="femnist, and there is none of it in"):
         plan.make(load("fedproto/table-femnist"), False, real_data)
 
 
@@ -473,6 +540,29 @@ def test_write_brings_results_into_the_page() -> None:
     assert "measured, 2 seeds: 69 s of runs on another, a machine" in text
     assert Path("docs/images/reproduce/fedpr-figure-2-figure.png").read_bytes() == b"a picture"
 
+    # and a third one makes some only to see how far they are from those
+    rows = {"fedpr": {name: [None, 0.95] for name in columns}, "fedavg": {name: [None, 0.9157] for name in columns}}
+    measured._replace(rows=rows, runs={"r": None, "s": 9.0}, machine="a third").save(result)
+    far = f"{2 * len(columns)} numbers on a third, 0.50 points apart on average, 1.00 at most"
+    far += f" (fedpr, {columns[0]}, seed 1: 95.00 instead of 96.00)"
+    assert page.note(Path("out")) == [f"fedpr/figure-2: {far}"]
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert f"Made once more: {far}." in text
+    assert "| fedpr | 94.62 | 95.31 ± 0.69 | +0.69 |" in text
+    shutil.rmtree("out")
+    assert page.note(Path("out"))[0].startswith("nothing is noted")
+
+
+def test_how_far_numbers_are_from_those_of_before() -> None:
+    entry = load("fedpr/figure-2")
+    name, rows = entry.columns[0].name, {"fedpr": {entry.columns[0].name: [0.5, 0.6]}}
+    before = Measured(entry.name, "", [0, 1], rows, [], {"1": 1.0, "2": 1.0}, "m", {"e": "1"})
+    now = before._replace(rows={"fedpr": {name: [None, 0.6]}}, machine="n")
+    assert again(entry, before, now) == "1 number on n, the same"
+    assert again(entry, before, now._replace(rows={"fedpr": {"no column": [0.1, 0.1]}})) == ""
+    for other in ({"label": "quick"}, {"data": {"e": "2"}}, {"runs": {"3": 1.0}}):
+        assert again(entry, before, now._replace(**other)) == ""
+
 
 def test_numbers_of_several_machines_are_joined_where_the_runs_are_the_same() -> None:
     rows: dict[str, dict[str, list[float | None]]] = {"a": {"x": [0.5, None]}, "b": {"x": [0.1, 0.2]}}
@@ -508,8 +598,8 @@ def test_fewer_seeds_are_said() -> None:
     text = render.markdown(entry, measured)
     assert "| a | 60.00 ± 10.00 | 50.00 [1] |" in text
     assert "(x +10.00; y +40.00), in one seed." in text
-    assert render.notes(measured)[0].startswith("[n]: a mean over n seeds only")
-    assert render.notes(_measured(a={"x": [0.5, None]})) == ["all numbers are of one seed."]
+    assert render.notes(entry, measured)[0].startswith("[n]: a mean over n seeds only")
+    assert render.notes(entry, _measured(a={"x": [0.5, None]})) == ["all numbers are of one seed."]
 
 
 def test_a_line_is_of_seeds_that_all_its_points_have() -> None:

@@ -10,6 +10,7 @@ from protofed.cli.common import DataDir, console, errors, say
 from protofed.errors import UserError
 from protofed.reproduce import page, render
 from protofed.reproduce.entry import PAPERS, load, names
+from protofed.reproduce.result import again
 from protofed.sweep.view import view
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ def reproduce(
     write: Annotated[
         bool, typer.Option("--write", help="In a checkout: bring what --out holds into docs/results.md.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="In a checkout: note there how far what --out holds is from its numbers.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Reproduce tables and figures of the papers: what they report, what is measured here, and the difference.
@@ -49,11 +53,13 @@ def reproduce(
       protofed reproduce fednh/table-1-cifar10 --data-dir DIR --only seed=0 --only method=fedavg,fednh
     """
     if listing:
-        _list()
+        _list(_named(entries) if entries else names())
         return
-    if not entries and not write:
+    if not (entries or write or check):
         raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
-    if write:
+    if write and check:
+        raise UserError("--write takes numbers over, and --check leaves those that are there. Use one of them.")
+    if write or check:
         page.check()
     report = None
     if entries:
@@ -70,12 +76,15 @@ def reproduce(
             watch=view(console),
             tell=say,
         )
+        before = page.kept()
         for one in report.done:
             render.terminal(console, one.entry, one.measured)
+            if text := again(one.entry, before[one.entry.name], one.measured) if one.entry.name in before else "":
+                say(f"beside the numbers that come with protofed: {text}")
             drawn = f"; figures: {', '.join(map(str, one.pictures))}" if one.pictures else ""
             say(f"kept in {one.folder}: result.md, result.json{drawn}\n")
-    if write:
-        for line in page.write(out):
+    if write or check:
+        for line in page.write(out) if write else page.note(out):
             say(line)
     if report:
         _end(report)
@@ -88,7 +97,7 @@ def _end(report: "Report") -> None:
         reason = outcome.reason.splitlines()[0]
         errors.print(f"failed: {outcome.cell.name}: {reason}", highlight=False, markup=False, soft_wrap=True)
     if report.stopped:
-        say("stopped before all runs were finished. The same command goes on.")
+        say(f"{report.stopped} before all was finished. The same command goes on.")
         raise typer.Exit(130)
     if report.failed or not report.done:
         raise typer.Exit(1)
@@ -124,10 +133,10 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
-def _list() -> None:
+def _list(wanted: list[str]) -> None:
     measured = page.kept()
     paper = ""
-    for name in names():
+    for name in wanted:
         entry = load(name)
         if entry.paper != paper:
             paper = entry.paper

@@ -12,7 +12,7 @@ from protofed.errors import UserError
 from protofed.reproduce import plan, render
 from protofed.reproduce.entry import PAPERS, Entry, load, names
 from protofed.reproduce.measure import Views
-from protofed.reproduce.result import Measured, alike, as_dict, joined, orderings, there
+from protofed.reproduce.result import Measured, again, alike, as_dict, joined, orderings, there
 
 NUMBERS, PAGE, IMAGES = Path("docs/results.json"), Path("docs/results.md"), Path("docs/images/reproduce")
 START = 3.0  # seconds that a run takes beside its rounds, roughly
@@ -37,7 +37,9 @@ def _read(path: Path) -> dict[str, Measured]:
 def check() -> None:
     """Raise where there is no page to write."""
     if not PAGE.is_file() or not NUMBERS.is_file():
-        raise UserError(f"--write is for a checkout: there is no {NUMBERS} here. Change to the repository's root.")
+        raise UserError(
+            f"--write and --check are for a checkout: there is no {NUMBERS} here. Change to the repository's root."
+        )
 
 
 def write(out: Path) -> list[str]:
@@ -55,7 +57,7 @@ def write(out: Path) -> list[str]:
         measured = Measured.load(folder / "result.json")
         if not measured.rows:
             continue
-        before, parts = numbers.get(name), [f"{len(measured.seeds)} seeds"]
+        before, parts = numbers.get(name), [f"{len(measured.seeds)} seed{'s' * (len(measured.seeds) > 1)}"]
         if before and not alike(before, measured):
             now, then = (len(there(list(some.runs.values()))) for some in (measured, before))
             if now < then:
@@ -75,13 +77,31 @@ def write(out: Path) -> list[str]:
         elif not kept:
             _keep(name, folder)
         said.append(f"{name}: {', '.join(parts)}")
+    _write(numbers)
+    return [
+        *(said or [f"nothing is brought in: {out} has no results but quick ones, if any"]),
+        f"{PAGE} has {len(numbers)} of {len(names())} entries",
+    ]
+
+
+def note(out: Path) -> list[str]:
+    """Note on the page how far the results in a folder are from its own, which stay; returns what was noted."""
+    check()
+    numbers, said = _read(NUMBERS), []
+    for name in names():
+        if name in numbers and (out / name / "result.json").is_file():
+            now = Measured.load(out / name / "result.json")
+            if text := again(load(name), numbers[name], now):
+                numbers[name] = numbers[name]._replace(again=text)
+                said.append(f"{name}: {text}")
+    _write(numbers)
+    return said or [f"nothing is noted: {out} has no numbers that {PAGE} has too"]
+
+
+def _write(numbers: Mapping[str, Measured]) -> None:
     content = {name: as_dict(numbers[name]) for name in names() if name in numbers}
     write_atomically(NUMBERS, (json.dumps(content, indent=1) + "\n").encode())
     write_atomically(PAGE, whole(numbers).encode())
-    return [
-        *(said or [f"nothing is brought in: {out} has no results but quick ones, if any"]),
-        f"{PAGE} has {len(content)} of {len(names())} entries",
-    ]
 
 
 def _drawn(entry: Entry, measured: Measured) -> bool:
@@ -109,9 +129,14 @@ def whole(numbers: Mapping[str, Measured]) -> str:
         "# Results",
         "Every table and figure of the papers, and studies of our own: what was reported, what was measured here and "
         "the difference. Written by `protofed reproduce --write` from `src/protofed/reproduce/entries`, which has the "
-        "settings and the remarks, and `docs/results.json`, which has the numbers by seed. Percent where nothing else "
-        "is said, mean ± standard deviation over seeds. A claim holds, or does not, if all seeds agree; otherwise it "
-        "is undecided. Where there is one seed, that is said.",
+        "settings and the remarks, and `docs/results.json`, which has the numbers by seed.",
+        "Percent where nothing else is said (cosines and silhouettes are times 100), mean ± standard deviation of the "
+        "seeds. A claim is that one number is above another or, where the paper's numbers have it so, below; it holds, "
+        "or does not, if all seeds agree, by however little, and otherwise it is undecided. Where there is one seed, "
+        "that is said. Times of runs are added up; of several that shared a machine each took longer than it does "
+        "alone. Another machine rounds otherwise, and after many rounds the same seed gives another accuracy there: "
+        "where some runs were made once more, the entry says how far apart their numbers are (`protofed reproduce "
+        "--check`).",
         _overview(numbers),
     ]
     paper = ""
@@ -157,7 +182,8 @@ def _section(entry: Entry, measured: Measured | None) -> list[str]:
     parts.append(render.markdown(entry, measured).strip())
     stem = entry.name.replace("/", "-")
     parts += [f"![{entry.title}](images/reproduce/{path.name})" for path in sorted(IMAGES.glob(f"{stem}-*.png"))]
-    parts += [line[0].upper() + line[1:] for line in render.notes(measured)]
+    parts += [line[0].upper() + line[1:] for line in render.notes(entry, measured)]
+    parts += [f"Made once more: {measured.again}."] * bool(measured.again)
     if entry.remarks:
         parts.append(entry.remarks.strip())
     return parts
@@ -171,11 +197,13 @@ def takes(entry: Entry, measured: Measured | None) -> str:
         return f"measured, {seeds}: {time}" + (f" ({measured.label})" if measured.label else "")
     runs, rounds = plan.size(entry)
     seconds = START * runs + rounds * entry.round_seconds
-    guess = (
-        f"{runs} runs, about {render.duration(seconds)} on an H200 (estimated)" if runs else "a minute or two on a CPU"
-    )
+    alone = f"about {render.duration(seconds)}, one after another, on an H200 (estimated)"
+    guess = f"{runs} runs, {alone}" if runs else "a minute or two on a CPU"
     if measured and measured.rows:
         where = f" on {measured.machine}" if measured.machine else ""
-        to_go = f" in part{where}, {measured.missing} to go" if measured.missing else where
-        return f"measured{to_go}; all of it {guess}"
+        if not measured.missing:
+            return f"measured{where}; all of it {guess}"
+        spent = f" ({render.duration(measured.seconds)} of runs)" if measured.seconds else ""
+        done = f"{len(measured.runs) - measured.missing} of {len(measured.runs)} runs measured{where}{spent}"
+        return f"{done}, {measured.missing} to go; all of it {alone}"
     return f"not measured; {guess}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protofed.data.files import kind_of
-from protofed.data.sources import BUILT_IN, available
+from protofed.data.sources import BUILT_IN, available, data_root
 from protofed.errors import UserError
 from protofed.experiment import Experiment, find
 from protofed.reproduce.entry import Entry
@@ -65,9 +65,12 @@ def make(entry: Entry, quick: bool, data_dir: Path | None) -> Plan:
         changes = [*entry.quick.changes, *digits.changes]
         cells = [cell for name in experiments[:1] for cell in _cells(name, shape, changes, digits.methods)]
         return Plan(entry, quick, cells, [], "on the built-in 8x8 digits, because the data set is not there")
+    root = data_root(data_dir)
+    names = ", ".join(dict.fromkeys(domain for name in experiments for domain in _domains(name, found)[0]))
+    where = f"there is none of it in {root}" if root.is_dir() else f"{root} is no folder"
     raise UserError(
-        f"{entry.name} needs data that is not there ({'; '.join(left_out)}). Put it into --data-dir or $PROTOFED_DATA, "
-        "or try --quick, which can do with the built-in digits."
+        f"{entry.name} needs data that is not there: {names}, and {where}. Put it into --data-dir or $PROTOFED_DATA as "
+        ".npz files or folders of these names (docs/own-data.md), or try --quick, which does with the built-in digits."
     )
 
 

@@ -32,25 +32,56 @@ def terminal(console: Console, entry: Entry, measured: Measured) -> None:
     console.print(heading(entry), style="bold", highlight=False, markup=False)
     if measured.label:
         console.print(measured.label, style="yellow", highlight=False, markup=False)
-    parts = _parts(entry)
-    for columns in groups(columns_of(entry, measured), len(parts) > 1):
-        table = Table(title=columns[0].group or None, title_justify="left", show_edge=False, pad_edge=False)
-        table.add_column("")
-        for column in columns:
-            for part in parts:
-                head = textwrap.fill(column.title, TITLE) + (f"\n{part}" if len(parts) > 1 else "")
-                table.add_column(head, justify="right", no_wrap=True)
-        for row in rows_of(entry, measured):
-            texts = [cells(entry, measured, row, column) for column in columns]
-            table.add_row(row, *(text for triple in texts for text in (triple if len(parts) > 1 else triple[1:2])))
-        console.print(table)
-        console.print()
+    columns = columns_of(entry, measured)
+    for group in dict.fromkeys(column.group for column in columns):
+        _tables(console, entry, measured, [column for column in columns if column.group == group])
     for line in orders(entry, measured):
         console.print(line.replace("**", ""), highlight=False, markup=False, soft_wrap=True)
-    for line in (*notes(measured), *to_go(measured)):
+    for line in (*notes(entry, measured), *to_go(measured)):
         console.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
     if entry.replaced:
         console.print(f"\nnot as in the paper: {' '.join(entry.replaced.split())}", highlight=False, markup=False)
+
+
+def _tables(console: Console, entry: Entry, measured: Measured, columns: list[Column]) -> None:
+    """One table, or several where the screen is too narrow; a line a number where not even one column fits."""
+    parts, rows = _parts(entry), rows_of(entry, measured)
+    heads, texts = [], []  # of all parts of all columns
+    for column in columns:
+        triples = [cells(entry, measured, row, column) for row in rows]
+        for place, part in enumerate(parts):
+            heads.append(textwrap.fill(column.title, TITLE) + (f"\n{part}" if len(parts) > 1 else ""))
+            texts.append([triple[place if len(parts) > 1 else 1] for triple in triples])
+    wide = [max(map(len, [*head.splitlines(), *text]), default=0) + 3 for head, text in zip(heads, texts, strict=True)]
+    room = console.width - max(map(len, rows), default=0)
+    for first, last in _fitting(wide, len(parts), room):
+        title = columns[first // len(parts)].group
+        if sum(wide[first:last]) > room:
+            for place, row in enumerate(rows):
+                said = [
+                    f"{part} {text[place]}" for part, text in zip(parts, texts[first:last], strict=True) if text[place]
+                ]
+                told = columns[first // len(parts)].name
+                console.print(f"{row}, {told}: {', '.join(said) or '-'}", highlight=False, markup=False)
+            console.print()
+            continue
+        table = Table(title=title or None, title_justify="left", show_edge=False, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for head in heads[first:last]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for place, row in enumerate(rows):
+            table.add_row(row, *(text[place] for text in texts[first:last]))
+        console.print(table)
+        console.print()
+
+
+def _fitting(wide: list[int], step: int, room: int) -> Iterator[tuple[int, int]]:
+    """Where tables begin and end, so that they fit; a column's parts stay together."""
+    first = 0
+    for last in range(step, len(wide) + 1, step):
+        if last == len(wide) or sum(wide[first : last + step]) > room:
+            yield first, last
+            first = last
 
 
 def heading(entry: Entry) -> str:
@@ -81,7 +112,7 @@ def page(entry: Entry, measured: Measured) -> str:
     if measured.label:
         parts.append(f"**{measured.label}**")
     parts += [entry.about.strip(), entry.replaced.strip(), settings(entry), markdown(entry, measured).strip()]
-    parts += [f"- {line}" for line in (*notes(measured), *to_go(measured))]
+    parts += [f"- {line}" for line in (*notes(entry, measured), *to_go(measured))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -98,9 +129,19 @@ def settings(entry: Entry) -> str:
     return f"Settings: {experiments}; {'; '.join([*shared, *grid, f'seeds {seeds}', *rows])}."
 
 
-def notes(measured: Measured) -> list[str]:
+def notes(entry: Entry, measured: Measured) -> list[str]:
     """What a reader of the tables must know."""
     found = [f"left out: {what}." for what in measured.left_out]
+    if measured.missing and not measured.label.startswith(QUICK):
+        rows = [row for row in entry.rows if row not in rows_of(entry, measured)]
+        shown = columns_of(entry, measured)
+        columns = [column.name for column in entry.columns if column not in shown]
+        absent = [
+            f"the {kind}{'s' * (len(some) > 1)} {'; '.join(some)}"
+            for kind, some in (("row", rows), ("column", columns))
+            if some
+        ]
+        found += [f"not measured yet: {' and '.join(absent)}."] * bool(absent)
     counts = {len(seeds) for row in measured.rows.values() for values in row.values() if (seeds := there(values))}
     if len(counts) > 1:
         found.append("[n]: a mean over n seeds only. Claims are judged by the seeds that both have.")
@@ -115,9 +156,9 @@ def to_go(measured: Measured) -> list[str]:
     if measured.missing:
         runs = "1 run is" if measured.missing == 1 else f"{measured.missing} runs are"
         quick = " --quick" if measured.label.startswith(QUICK) else ""
-        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' goes on from there.")
+        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' goes on with the same --out.")
     if measured.seconds:
-        found.append(f"{duration(measured.seconds)} of runs, one after another, on {measured.machine}.")
+        found.append(f"{duration(measured.seconds)} of runs, added up, on {measured.machine}.")
     return found
 
 
@@ -132,22 +173,20 @@ def _verdicts(entry: Entry, ordering: Ordering) -> str:
     if len(ordering.judged) == 1:
         one = ordering.judged[0]
         where = f", {one.column}" if len(entry.columns) > 1 else ""
-        return f"{_mark(one.verdict)}{_expected(one)}{where}: {_gain(one)} in {one.agree} of {one.seeds} seeds."
+        seeds = "seed" if one.seeds == 1 else "seeds"
+        return f"{_mark(one.verdict)}{where}: {_gain(one)} in {one.agree} of {one.seeds} {seeds}."
     parts, alone = [], all(one.seeds == 1 for one in ordering.judged)
     for verdict in ("holds", "undecided", "does not hold"):
         members = [one for one in ordering.judged if one.verdict == verdict]
         if members:
-            each = "; ".join(f"{one.column}{_expected(one)} {_gain(one)}" for one in members)
+            one_seed = [" in one seed" if one.seeds == 1 and not alone else "" for one in members]
+            each = "; ".join(f"{m.column} {_gain(m)}{said}" for m, said in zip(members, one_seed, strict=True))
             parts.append(f"{_mark(verdict)} in {len(members)} of {len(ordering.judged)} ({each})")
     return "; ".join(parts) + (", in one seed." if alone else ".")
 
 
 def _mark(verdict: str) -> str:
     return f"**{verdict}**" if verdict == "does not hold" else verdict
-
-
-def _expected(one: Judged) -> str:
-    return " (the paper has it below)" if one.expected == "below" else ""
 
 
 def _gain(one: Judged) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from protofed.atomic import write_atomically
 from protofed.errors import UserError
 from protofed.reproduce.entry import Claim, Column, Entry
+from protofed.reproduce.measure import TIMED
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 
@@ -25,6 +27,7 @@ class Measured(NamedTuple):
     runs: dict[str, float | None]  # a run's hash -> seconds that it took (None: not finished; 0: not known)
     machine: str
     data: dict[str, str]  # an experiment -> the fingerprint of its data, where it is known
+    again: str = ""  # how far numbers of some of these runs, made once more, were from these, in words
 
     @property
     def missing(self) -> int:
@@ -87,9 +90,31 @@ def joined(before: Measured, now: Measured) -> Measured:
     kept = any(now.runs.get(run) is None and seconds is not None for run, seconds in runs.items())
     machines = [*now.machine.split(", "), *(before.machine.split(", ") if kept else [])]
     return now._replace(
-        rows=rows, runs=runs, left_out=whole.left_out, data=before.data | now.data,
+        rows=rows, runs=runs, left_out=whole.left_out, data=before.data | now.data, again=before.again,
         machine=", ".join(dict.fromkeys(filter(None, machines))),
     )  # fmt: skip
+
+
+def again(entry: Entry, before: Measured, now: Measured) -> str:
+    """How far numbers are from those that were measured before, in words; empty where they cannot be compared."""
+    found: list[tuple[float, str]] = []
+    columns = [column for column in entry.columns if column.unit == "%" and TIMED not in column.metric]
+    for row, column in product(now.rows, columns if alike(before, now) else []):
+        old, new = before.numbers(row, column.name), now.numbers(row, column.name)
+        for seed, was, is_ in zip(now.seeds, old, new, strict=False):
+            if was is not None and is_ is not None:
+                texts = [show(scaled(number, column), column) for number in (is_, was)]
+                found.append(
+                    (abs(scaled(is_ - was, column)), f"{row}, {column.name}, seed {seed}: {' instead of '.join(texts)}")
+                )
+    if not found:
+        return ""
+    apart, where = max(found, key=lambda one: one[0])
+    many = f"{len(found)} numbers" if len(found) > 1 else "1 number"
+    if apart < 0.005:
+        return f"{many} on {now.machine}, the same"
+    mean = np.mean([distance for distance, _ in found])
+    return f"{many} on {now.machine}, {mean:.2f} points apart on average, {apart:.2f} at most ({where})"
 
 
 def columns_of(entry: Entry, measured: Measured) -> list[Column]:
@@ -115,7 +140,7 @@ class Judged(NamedTuple):
 
 
 class Ordering(NamedTuple):
-    """One claim about two rows, in all its columns."""
+    """One claim about two rows, in all columns in which it is expected."""
 
     text: str
     says: str
@@ -133,15 +158,16 @@ def orderings(entry: Entry, measured: Measured) -> list[Ordering]:
         for other in claim.above:
             names = [name for name in claim.in_ or columns if name in columns]
             judged = [one for name in names if (one := _judge(entry, measured, claim, other, columns[name]))]
-            if judged:
-                found.append(Ordering(_text(claim, other), claim.says, judged))
+            for expected in ("above", "below"):
+                if some := [one for one in judged if one.expected == expected]:
+                    found.append(Ordering(_text(claim, other, expected), claim.says, some))
     return found
 
 
-def _text(claim: Claim, other: str) -> str:
+def _text(claim: Claim, other: str, expected: str) -> str:
     if other == claim.is_:
-        return f"{claim.is_}: higher than at {claim.than}"
-    return f"{claim.is_} above {other}" + (f" ({claim.than})" if claim.than else "")
+        return f"{claim.is_}: {'higher' if expected == 'above' else 'lower'} than at {claim.than}"
+    return f"{claim.is_} {expected} {other}" + (f" ({claim.than})" if claim.than else "")
 
 
 def _judge(entry: Entry, measured: Measured, claim: Claim, other: str, column: Column) -> Judged | None:
@@ -198,4 +224,5 @@ def cells(entry: Entry, measured: Measured, row: str, column: Column) -> tuple[s
 
 
 def as_dict(measured: Measured) -> dict[str, Any]:
-    return {key: value for key, value in measured._asdict().items() if key != "entry"}
+    found = measured._asdict()
+    return {key: found[key] for key in found if key != "entry" and (key != "again" or found[key])}

@@ -47,7 +47,7 @@ class Report(NamedTuple):
     done: list[Reproduced]
     failed: list[Outcome]
     skipped: list[str]  # entries that cannot be run here, in words
-    stopped: bool  # by the user or because time was up
+    stopped: str  # why it ended before all was done: by the user, or because time was up
 
 
 def reproduce(
@@ -80,7 +80,7 @@ def reproduce(
         plans = [plan for plan in plans if plan.entry.kind == "runs"]
     began = time.monotonic()
     placed = _place([cell for plan in plans if plan.entry.kind == "runs" for cell in plan.cells], out / RUNS)
-    stopped, outcomes = False, []
+    stopped, outcomes = "", list[Outcome]()
     if only and not placed:
         raise UserError(" ".join(["--only chooses among runs, and there are none.", *skipped]))
     todo = _only(placed, only or {})
@@ -90,19 +90,28 @@ def reproduce(
             with _stopping_after(limit):
                 outcomes = run_cells(todo, data_dir=data_dir, jobs=jobs, watch=_brief(watch))
         except KeyboardInterrupt:
-            stopped = True
-    stopped = stopped or any(outcome.status == "stopped" for outcome in outcomes)
+            stopped = _why(began, limit)
+    if any(outcome.status == "stopped" for outcome in outcomes):
+        stopped = _why(began, limit)
     done = []
     for plan in plans:
         if plan.entry.kind == "runs":
             done.append(_measure(plan, placed, out, data_dir, tell))
-            continue
-        try:
-            with _stopping_after(limit and max(0.01, limit - (time.monotonic() - began))):
-                done.append(_measure(plan, placed, out, data_dir, tell))
-        except KeyboardInterrupt:
-            stopped = True
+        elif stopped:
+            skipped.append(f"{plan.entry.name}: not begun")
+        else:
+            try:
+                with _stopping_after(limit and max(0.01, limit - (time.monotonic() - began))):
+                    done.append(_measure(plan, placed, out, data_dir, tell))
+            except KeyboardInterrupt:
+                stopped = _why(began, limit)
+                skipped.append(f"{plan.entry.name}: not finished; it is in one piece, and begins anew next time")
     return Report(done, [o for o in _once(outcomes) if o.status == "failed"], skipped, stopped)
+
+
+def _why(began: float, limit: float | None) -> str:
+    """Why it was stopped."""
+    return "time is up" if limit and time.monotonic() - began >= limit else "stopped"
 
 
 def _only(placed: Sequence[Placed], only: Mapping[str, Sequence[str]]) -> list[Placed]:
@@ -113,7 +122,11 @@ def _only(placed: Sequence[Placed], only: Mapping[str, Sequence[str]]) -> list[P
                 known = list(dict.fromkeys(key for p in placed for key in p.cell.labels))
                 choice = f"{label} is one of {', '.join(there)}" if there else f"the labels are {', '.join(known)}"
                 raise UserError(f"--only {label}={word} is no run of what was named: {choice}.")
-    return [p for p in placed if all(p.cell.labels.get(label) in wanted for label, wanted in only.items())]
+    chosen = [p for p in placed if all(p.cell.labels.get(label) in wanted for label, wanted in only.items())]
+    if placed and not chosen:
+        words = " ".join(f"--only {label}={','.join(wanted)}" for label, wanted in only.items())
+        raise UserError(f"{words}: no run of what was named is all of this. Leave one of them out.")
+    return chosen
 
 
 def _brief(watch: SweepWatch | None) -> SweepWatch | None:
@@ -211,7 +224,7 @@ def _check(result: Result) -> None:
     except (UserError, OSError, ValueError, KeyError, TypeError):
         whole = False
     if not whole:
-        raise UserError(f"its files are damaged. Remove {result.folder.name} to run it anew.")
+        raise UserError(f"its files are damaged. Remove {result.folder} to run it anew.")
 
 
 def collect(plan: Plan, done: Sequence[Done], views: Views) -> Measured:
