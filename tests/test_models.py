@@ -346,6 +346,7 @@ def test_a_convolution_as_a_product_is_the_same(
     with torch.autocast("cpu", torch.bfloat16):
         for module in (product, wide):
             torch.testing.assert_close(loss(module), loss(conv), rtol=0.05, atol=2.0)
+    assert wide.to("meta")(x[0].to("meta")).shape == right[1].shape[1:]  # where only shapes are asked for
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float32)
     torch.testing.assert_close(loss(wide), right, rtol=1e-4, atol=1e-4)

@@ -145,7 +145,7 @@ class MatrixConv(nn.Module):
         sides = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], padding, kernel, stride, strict=True)]
         if len(x) * math.prod(sides) * self.weight.numel() < self.limit:
             out: Tensor = _Conv.apply(x, self.weight, stride, padding)[0]
-        elif torch.is_autocast_enabled(x.device.type):  # it does not see into a function of our own
+        elif not x.is_meta and torch.is_autocast_enabled(x.device.type):  # it does not see into a function of our own
             kind = torch.get_autocast_dtype(x.device.type)
             out = _WideConv.apply(x.to(kind), self.weight.to(kind), stride, padding)
         else:
