@@ -147,6 +147,10 @@ class Federation:
         """How many of a client's samples an epoch uses."""
         return self._used_by[client]
 
+    def steps(self, client: int) -> int:
+        """Training steps of a client in an epoch."""
+        return -(-self._used_by[client] // self.widest)
+
     def global_test(self, domain: int) -> Samples:
         """The test part of a domain."""
         x, y = self._test[domain]

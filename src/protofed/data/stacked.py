@@ -85,10 +85,6 @@ class StackedData:
             + (self._test_start[domain])
         )
 
-    def steps(self, client: int) -> int:
-        """Training steps of a client in an epoch."""
-        return -(-self.federation.used(client) // self.federation.widest)
-
     def keys(self, what: str, round: int, numbers: Sequence[int]) -> Tensor:
         """Keys (M, 2) of these clients."""
         words = [random.words(self.federation.seed, what, round, i) for i in numbers]
@@ -136,7 +132,7 @@ class StackedData:
         A lane that waits gets a batch like any other, so that nothing odd comes of it; what comes of it is not used.
         """
         plans = [self.epoch(numbers, keys, epoch) for epoch in range(epochs)]
-        own = np.array([max(1, self.steps(i)) for i in numbers])[lanes.who]
+        own = np.array([max(1, self.federation.steps(i)) for i in numbers])[lanes.who]
         time = lanes.step // own * len(plans[0].rows) + lanes.step % own
         index, who = self._here(np.stack([time, lanes.who]))
 

@@ -129,7 +129,7 @@ class Sizes:
 
     def _steps(self, group: Group) -> list[int]:
         """Training steps of each client in an epoch."""
-        return [-(-self.federation.used(i) // self.federation.widest) for i in group.numbers]
+        return [self.federation.steps(i) for i in group.numbers]
 
     def _seconds(self, group: Group) -> float:
         """What a lane adds to a step, roughly."""

@@ -41,7 +41,7 @@ class LaneTraining:
         """All phases of all clients: what `local.train` does for one."""
         numbers, samples = work.group.numbers, self.members.samples(work.group.architecture)
         key, order = random.fold(work.key, -1), samples.keys("order", work.round, numbers)
-        steps = [samples.steps(i) for i in numbers]
+        steps = [self.members.federation.steps(i) for i in numbers]
         many, width = len(numbers), self.sizes.width(work.group)
         client = cloned(client)
         home = Carried(client, (), torch.zeros(many, device=self.device), torch.zeros(many, device=self.device), ())  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ class LaneTraining:
         """What the lanes get at every time (T, W, ...): samples, keys, dropouts, whether busy and in the last epoch."""
         samples = self.members.samples(group.architecture)
         plan = samples.feed(group.numbers, order, epochs, lanes)
-        own = np.array([samples.steps(i) for i in group.numbers])[lanes.who]
+        own = np.array([self.members.federation.steps(i) for i in group.numbers])[lanes.who]
         last = lanes.step >= own * (epochs - 1)
         who, step, busy, last = torch.from_numpy(np.stack([lanes.who, lanes.step, lanes.busy, last])).to(self.device)
         keys = random.fold(key[who], step[..., None])

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -126,15 +126,20 @@ def _blocks(titles: list[str], label: int, numbers: list[int], width: int) -> tu
     sizes = [sum(numbers[place - 1] + GAP for place in group) for group in groups]
     if label + GAP + sum(sizes) > width:
         label = min(label, max(LABEL, min(2 * width // 5, width - GAP - max(sizes, default=0))))
+    return label, [[place for at in block for place in groups[at]] for block in packed(sizes, width - GAP - label)]
+
+
+def packed(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """Which of things of these sizes stand side by side in so much room, in their order; each has a place."""
     blocks: list[list[int]] = []
     left = 0
-    for group, size in zip(groups, sizes, strict=True):
+    for place, size in enumerate(sizes):
         if not blocks or size > left:
             blocks.append([])
-            left = width - GAP - label
-        blocks[-1] += group
+            left = room
+        blocks[-1].append(place)
         left -= size
-    return label, blocks
+    return blocks
 
 
 def markdown(table: Table) -> str:

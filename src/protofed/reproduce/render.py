@@ -1,11 +1,12 @@
 """Tables of paper, here and difference: for a terminal and for Markdown."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from protofed.report.render import GAP, packed
 from protofed.reproduce.entry import PAPERS, Column, Entry
 from protofed.reproduce.plan import QUICK
 from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of, there
@@ -44,44 +45,38 @@ def terminal(console: Console, entry: Entry, measured: Measured) -> None:
 
 
 def _tables(console: Console, entry: Entry, measured: Measured, columns: list[Column]) -> None:
-    """One table, or several where the screen is too narrow; a line a number where not even one column fits."""
+    """Columns of one group side by side, as many as fit; a line a number where not even one does."""
     parts, rows = _parts(entry), rows_of(entry, measured)
-    heads, texts = [], []  # of all parts of all columns
+    heads, texts, sizes = [], [], []  # of each column: of its parts, and of its parts in every row
     for column in columns:
-        triples = [cells(entry, measured, row, column) for row in rows]
-        for place, part in enumerate(parts):
-            heads.append(textwrap.fill(column.title, TITLE) + (f"\n{part}" if len(parts) > 1 else ""))
-            texts.append([triple[place if len(parts) > 1 else 1] for triple in triples])
-    wide = [max(map(len, [*head.splitlines(), *text]), default=0) + 3 for head, text in zip(heads, texts, strict=True)]
+        title = textwrap.fill(column.title, TITLE)
+        heads.append([f"{title}\n{part}" if len(parts) > 1 else title for part in parts])
+        found = [cells(entry, measured, row, column) for row in rows]
+        texts.append([triple if len(parts) > 1 else triple[1:2] for triple in found])
+        spread = zip(*texts[-1], strict=True)  # nothing where there are no rows
+        sizes.append(sum(GAP + max(map(len, (*h.splitlines(), *t))) for h, t in zip(heads[-1], spread, strict=False)))
     room = console.width - max(map(len, rows), default=0)
-    for first, last in _fitting(wide, len(parts), room):
-        title = columns[first // len(parts)].group
-        if sum(wide[first:last]) > room:
-            for place, row in enumerate(rows):
-                said = [
-                    f"{part} {text[place]}" for part, text in zip(parts, texts[first:last], strict=True) if text[place]
-                ]
-                told = columns[first // len(parts)].name
-                console.print(f"{row}, {told}: {', '.join(said) or '-'}", highlight=False, markup=False)
-            console.print()
+    for block in packed(sizes, room):
+        if sizes[block[0]] > room:
+            _lines(console, rows, columns[block[0]], parts, texts[block[0]])
             continue
-        table = Table(title=title or None, title_justify="left", show_edge=False, pad_edge=False)
+        table = Table(title=columns[0].group or None, title_justify="left", show_edge=False, pad_edge=False)
         table.add_column("", no_wrap=True)
-        for head in heads[first:last]:
+        for head in (head for at in block for head in heads[at]):
             table.add_column(head, justify="right", no_wrap=True)
-        for place, row in enumerate(rows):
-            table.add_row(row, *(text[place] for text in texts[first:last]))
+        for row, *found in zip(rows, *(texts[at] for at in block), strict=True):
+            table.add_row(row, *(text for triple in found for text in triple))
         console.print(table)
         console.print()
 
 
-def _fitting(wide: list[int], step: int, room: int) -> Iterator[tuple[int, int]]:
-    """Where tables begin and end, so that they fit; a column's parts stay together."""
-    first = 0
-    for last in range(step, len(wide) + 1, step):
-        if last == len(wide) or sum(wide[first : last + step]) > room:
-            yield first, last
-            first = last
+def _lines(
+    console: Console, rows: list[str], column: Column, parts: Sequence[str], texts: Sequence[Sequence[str]]
+) -> None:
+    for row, found in zip(rows, texts, strict=True):
+        said = ", ".join(f"{part} {text}" for part, text in zip(parts, found, strict=True) if text)
+        console.print(f"{row}, {column.name}: {said or '-'}", highlight=False, markup=False)
+    console.print()
 
 
 def heading(entry: Entry) -> str:
