@@ -181,6 +181,9 @@ def test_what_is_not_measured_yet_is_named() -> None:
     measured = measured._replace(runs={"1": 1.0, "2": None})
     assert render.notes(_entry(), measured) == ["not measured yet: the row b and the column y."]
     assert render.notes(_entry(), measured._replace(label="quick version: smaller")) == []
+    entry = _entry(reported={"a": ["90", "80"], "b": ["", "70"]})
+    holed = _measured(a={"x": [0.9, 0.8]}, b={"y": [0.7, 0.7]})._replace(runs={"1": 1.0, "2": None})
+    assert render.notes(entry, holed) == ["not measured yet: a in y."]
 
 
 @pytest.mark.parametrize("wide", [30, 40, 80, 120, 200])

@@ -128,20 +128,26 @@ def notes(entry: Entry, measured: Measured) -> list[str]:
     """What a reader of the tables must know."""
     found = [f"left out: {what}." for what in measured.left_out]
     if measured.missing and not measured.label.startswith(QUICK):
-        rows = [row for row in entry.rows if row not in rows_of(entry, measured)]
-        shown = columns_of(entry, measured)
-        columns = [column.name for column in entry.columns if column not in shown]
-        absent = [
-            f"the {kind}{'s' * (len(some) > 1)} {'; '.join(some)}"
-            for kind, some in (("row", rows), ("column", columns))
-            if some
-        ]
-        found += [f"not measured yet: {' and '.join(absent)}."] * bool(absent)
+        found += [f"not measured yet: {' and '.join(absent)}." for absent in [_absent(entry, measured)] if absent]
     counts = {len(seeds) for row in measured.rows.values() for values in row.values() if (seeds := there(values))}
     if len(counts) > 1:
         found.append("[n]: a mean over n seeds only. Claims are judged by the seeds that both have.")
     elif counts == {1} and len(measured.seeds) > 1:
         found.append("all numbers are of one seed.")
+    return found
+
+
+def _absent(entry: Entry, measured: Measured) -> list[str]:
+    """Rows and columns without any number, and what the paper reports and the others lack."""
+    rows, columns = rows_of(entry, measured), columns_of(entry, measured)
+    lacking = {
+        "row": [row for row in entry.rows if row not in rows],
+        "column": [column.name for column in entry.columns if column not in columns],
+    }
+    found = [f"the {kind}{'s' * (len(some) > 1)} {'; '.join(some)}" for kind, some in lacking.items() if some]
+    for row in rows:
+        holes = [column.name for column in columns if cells(entry, measured, row, column)[1] == "-"]
+        found += [f"{row} in {'; '.join(holes)}"] * bool(holes)
     return found
 
 
