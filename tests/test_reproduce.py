@@ -309,6 +309,19 @@ def test_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     for name in names():
         assert f" {name} " in shown
     assert "on an H200" in shown
+    assert "data: mnist (not found)" in shown
+
+
+def test_list_says_which_data_there_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("here").mkdir()
+    images, labels = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
+    for name in ("mnist", "tiny_imagenet32_20c"):
+        np.savez(f"here/{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    _main(monkeypatch, "--list", "fedproto/table-mnist", "fednh/table-1-tiny", "fednh/figure-1", "--data-dir", "here")
+    data = [line.strip() for line in capsys.readouterr().out.splitlines() if "data: " in line]
+    assert data[0] == "data: mnist"
+    assert data[1].startswith("data: tiny_imagenet (not found); stand-in: 20 of Tiny-ImageNet's 200 classes")
+    assert len(data) == 2
 
 
 def test_table_mnist_quick_without_any_data(
@@ -368,6 +381,10 @@ def test_a_killed_one_goes_on() -> None:
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     for kind in ("png", "svg", "pdf"):
         assert Path(f"out/fedpr/figure-2-quick/figure.{kind}").stat().st_size > 5000
+    (sorted(runs.iterdir())[0] / "clients.jsonl").unlink()
+    less = _reproduce("fedpr/figure-2", "--quick", "--out", "out", "--jobs", "1")
+    assert less.returncode == 1
+    assert "its files are damaged. Remove" in less.stdout
 
 
 def test_a_run_whose_models_are_gone_is_left_out_by_name() -> None:

@@ -300,7 +300,8 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
     ("file", "content", "why"),
     [
         ("summary.json", '{"seed": null}', "seed is None"),
-        ("rounds.jsonl", "null\n", "a line is no round"),
+        ("summary.json", '{"accuracy_mean": "high"}', "accuracy_mean is 'high', which is no number"),
+        ("rounds.jsonl", "null\n", "is damaged"),
         ("rounds.jsonl", '{"loss": 1}\n', "a line is no round"),
         ("experiment.toml", b"\xff", "cannot be read"),
         ("summary.json", "[1]", "is damaged"),

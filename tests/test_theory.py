@@ -538,6 +538,7 @@ def test_a_run_is_explained_by_what_it_measured() -> None:
         (["fedproto", "--theory", "optimizer.name=adam"], "the theorems are about sgd"),
         (["fedproto", "--run", "nowhere"], "is no run"),
         (["fednh", "--run", "here"], "is a run of fedproto"),
+        (["here"], "here is a folder. Write 'protofed explain METHOD --run here'"),
         (["fedproto", "--run", "here", "rounds=3"], "'rounds=3' cannot be changed in a run"),
     ],
 )

@@ -24,6 +24,7 @@ from protofed.segments import FILES, Place, Seal, number_of
 from protofed.store import ClientStore, fits
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
+MEASURED = ("accuracy", "global_accuracy", "pm_", "seconds", "bytes_", "params_")  # how keys of numbers begin
 CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
 
 
@@ -46,6 +47,16 @@ class State(NamedTuple):
     server: Tree
     clients: ClientStore
     totals: dict[str, Any]  # what is added up over the run
+
+
+def _checked(table: Any) -> dict[str, Any]:
+    """A table whose measured numbers are numbers."""
+    if not isinstance(table, dict):
+        raise ValueError("it is no table")
+    for key, value in table.items():
+        if key.startswith(MEASURED) and isinstance(value, str | bool):
+            raise ValueError(f"{key} is {value!r}, which is no number")
+    return table
 
 
 class RunFolder:
@@ -115,12 +126,19 @@ class RunFolder:
 
     def rounds(self) -> list[dict[str, Any]]:
         """The lines of rounds.jsonl; a last line that was cut off by a kill is left out."""
-        path = self.file("rounds.jsonl")
+        return self._lines("rounds.jsonl")
+
+    def clients(self) -> list[dict[str, Any]]:
+        """The lines of clients.jsonl, which comes after the last round."""
+        return self._lines("clients.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.file(name)
         if not path.is_file():
             return []
         try:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            return [json.loads(line) for line in lines if line.endswith("\n")]
+            return [_checked(json.loads(line)) for line in lines if line.endswith("\n")]
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}). Mend or remove that line, and try again.") from None
 
@@ -130,13 +148,10 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         try:
-            summary: dict[str, Any] = json.loads(self.file("summary.json").read_text(encoding="utf-8"))
-            if not isinstance(summary, dict):
-                raise ValueError("it is no table")
+            return _checked(json.loads(self.file("summary.json").read_text(encoding="utf-8")))
         except ValueError as error:
             remedy = "Remove it, and go on: the same sweep again, or run with --resume"
             raise UserError(f"{self.file('summary.json')} is damaged ({error}). {remedy}.") from None
-        return summary
 
     def environment(self) -> dict[str, Any]:
         """What the run was made with, as far as that can be read."""

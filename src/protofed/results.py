@@ -94,8 +94,7 @@ class Result(NamedTuple):
     @property
     def clients(self) -> list[dict[str, Any]]:
         """One record a client, after the last round."""
-        text = (self.folder / "clients.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        return RunFolder(self.folder).clients()
 
 
 def refuse_nan(

@@ -72,8 +72,12 @@ def explain(
 
       protofed explain fedproto --theory optimizer.lr=0.01
 
+      protofed explain fedproto --run runs/demo
+
       protofed explain fednh --experiment fednh/cifar10_dir03 --data-dir DIR --json
     """
+    if Path(method).is_dir():
+        raise UserError(f"{method} is a folder. Write 'protofed explain METHOD --run {method}' for a run's guidance.")
     find_method(method, "explain")
     for word in overrides or []:
         if word.partition("=")[0].strip() in ("method", "method.name"):

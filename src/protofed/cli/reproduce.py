@@ -10,6 +10,7 @@ from protofed.cli.common import DataDir, console, errors, say
 from protofed.errors import UserError
 from protofed.reproduce import page, render
 from protofed.reproduce.entry import PAPERS, load, names
+from protofed.reproduce.plan import data_of
 from protofed.reproduce.result import again
 from protofed.sweep.view import view
 
@@ -53,7 +54,7 @@ def reproduce(
       protofed reproduce fednh/table-1-cifar10 --data-dir DIR --only seed=0 --only method=fedavg,fednh
     """
     if listing:
-        _list(_named(entries) if entries else names())
+        _list(_named(entries) if entries else names(), data_dir)
         return
     if not (entries or write or check):
         raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
@@ -99,7 +100,7 @@ def _end(report: "Report") -> None:
     if report.stopped:
         say(f"{report.stopped} before all was finished. The same command goes on.")
         raise typer.Exit(130)
-    if report.failed or not report.done:
+    if report.failed or not report.done or any(one.damaged for one in report.done):
         raise typer.Exit(1)
 
 
@@ -133,7 +134,7 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
-def _list(wanted: list[str]) -> None:
+def _list(wanted: list[str], data_dir: Path | None) -> None:
     measured = page.kept()
     paper = ""
     for name in wanted:
@@ -143,3 +144,5 @@ def _list(wanted: list[str]) -> None:
             say(f"\n{PAPERS[paper]}")
         say(f"  {name:<26} {entry.shows + ': ' if entry.shows else ''}{entry.title}")
         say(f"  {'':<26} {page.takes(entry, measured.get(name))}")
+        if data := data_of(entry, data_dir):
+            say(f"  {'':<26} data: {data}")

@@ -151,7 +151,7 @@ def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
         method = run.experiment.get("method")
         if (method.get("name") if isinstance(method, dict) else method) != summary["method"]:
             return LeftOut(path, "its experiment.toml and summary.json are of different methods")
-        if not all(isinstance(line, dict) and type(line.get("round")) is int for line in run.rounds):
+        if not all(type(line.get("round")) is int for line in run.rounds):
             return LeftOut(path, "its rounds.jsonl is damaged: a line is no round")
     except (UserError, OSError, UnicodeDecodeError) as error:
         return LeftOut(path, str(error))

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from protofed.errors import UserError
+from protofed.folder import RunFolder
+
 CLIENT = {"client", "architecture", "train", "classes"}  # what a line of clients.jsonl says at least
 
 
@@ -33,7 +36,8 @@ def part(folder: Path, name: str, reader: Any, remarks: list[Remark]) -> Any:
     try:
         return reader(path)
     except Exception as error:  # json, zip, zlib and numpy each raise their own; the remark is one
-        remarks.append(Remark(str(folder), f"{name} cannot be read ({type(error).__name__}): what it tells is missing"))
+        why = error if isinstance(error, UserError) else type(error).__name__
+        remarks.append(Remark(str(folder), f"{name} cannot be read ({why}): what it tells is missing"))
         return {}
 
 
@@ -45,8 +49,8 @@ def table(path: Path) -> dict[str, Any]:
 
 
 def client_lines(path: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if not all(isinstance(line, dict) and line.keys() >= CLIENT for line in lines):
+    lines = RunFolder(path.parent).clients()
+    if not all(line.keys() >= CLIENT for line in lines):
         raise ValueError("a line is no client")
     return lines
 

@@ -195,9 +195,9 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
     )
 
 
-def _is_round(line: Any) -> bool:
+def _is_round(line: dict[str, Any]) -> bool:
     """Whether it is a round's line: its numbers are numbers."""
-    if not isinstance(line, dict) or type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
+    if type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
         return False
     tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by") if line.get(key) is not None]
     numbers = [line.get(key) for key in (*ACCURACIES, "seconds", "seconds_train", "bytes_up", "bytes_down")]

@@ -34,9 +34,25 @@ class Plan(NamedTuple):
         return "; ".join([*parts, *([self.instead] if self.instead else [])])
 
 
+def data_of(entry: Entry, data_dir: Path | None) -> str:
+    """The data sets of the whole entry, in words, with what is not there and what then stands in; empty if none."""
+    found = _found(data_dir)
+    pairs = [_domains(name, found) for name in entry.experiments]
+    wanted = dict.fromkeys(domain for all_, _ in pairs for domain in all_)
+    there = {domain for _, some in pairs for domain in some}
+    said = ", ".join(name if name in there else f"{name} (not found)" for name in wanted)
+    if wanted and not there and entry.stand_in and _domains(entry.experiments[0], found, entry.stand_in.changes)[1]:
+        said += f"; stand-in: {entry.stand_in.says}"
+    return said
+
+
+def _found(data_dir: Path | None) -> set[str]:
+    return {row["name"] for row in available(data_dir) if row["kind"] != "ids"}
+
+
 def make(entry: Entry, quick: bool, data_dir: Path | None) -> Plan:
     """Which runs there are. What lacks its data is left out and said; if nothing remains, it is a UserError."""
-    found = {row["name"] for row in available(data_dir) if row["kind"] != "ids"}
+    found = _found(data_dir)
     shape = _smaller(entry) if quick else dict(entry.sweep)
     experiments = shape.pop("experiment", [])
     experiments = [experiments] if isinstance(experiments, str) else experiments

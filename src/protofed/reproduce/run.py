@@ -39,6 +39,7 @@ class Reproduced(NamedTuple):
     measured: Measured
     folder: Path
     pictures: list[Path]
+    damaged: list[str]  # runs, in words
 
 
 class Report(NamedTuple):
@@ -183,7 +184,7 @@ def _measure(
     """The numbers, the page and the figures of an entry, from the runs that are finished."""
     folder = folder_of(out, plan.entry, plan.quick)
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
+    began, lost = time.perf_counter(), list[str]()
     if plan.entry.kind != "runs":
         measured, pictures = _special(plan, folder, data_dir, tell)
         seconds = time.perf_counter() - began
@@ -199,7 +200,7 @@ def _measure(
         pictures = figures.draw(plan.entry, measured, done, views, folder)
     measured.save(folder / "result.json")
     write_atomically(folder / "result.md", render.page(plan.entry, measured).encode())
-    return Reproduced(plan.entry, measured, folder, pictures)
+    return Reproduced(plan.entry, measured, folder, pictures, lost)
 
 
 def _shown(done: Sequence[Done], views: Views) -> tuple[list[Done], list[str]]:
