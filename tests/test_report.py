@@ -13,9 +13,10 @@ from command import protofed
 from protofed.cli.report import write
 from protofed.errors import UserError
 from protofed.report import html, paper
+from protofed.report.figure import told_apart
 from protofed.report.figures import clients, confusion, embeddings, projection, similarity, time, traffic
 from protofed.report.figures.accuracy import curve
-from protofed.report.groups import group
+from protofed.report.groups import group, incomparable
 from protofed.report.runs import gather
 from written import views, write_run
 
@@ -174,6 +175,80 @@ def test_runs_on_other_partitions_or_data_are_not_compared(tmp_path: Path) -> No
     assert "partitions with seed 0" in other["incomparable"][0]
     assert not other["headline"]
     assert not any(cell["place"] for row in other["summary"]["rows"] for cell in row["cells"])
+
+
+def test_partitions_are_compared_on_the_same_data(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "local")
+    write_run(tmp_path / "b", "fedproto", changes=("partition=iid",), split_seed=3)
+    write_run(tmp_path / "c", "fedproto", changes=("partition=dirichlet",), split_seed=4)
+    runs = gather([tmp_path]).runs
+    moved = [replace(r, partition=r.partition._replace(fingerprint="x")) if r.folder.name == "c" else r for r in runs]
+    data, splits = incomparable(group(moved))
+    assert data == "Different data: 'local', 'fedproto, partition=iid'; 'fedproto, partition=dirichlet'."
+    assert splits.startswith("Different partitions with the same data and seed 0")
+    assert splits.endswith(": 'local'; 'fedproto, partition=iid'.")
+
+
+def test_a_long_label_is_not_replaced_by_a_longer_one(tmp_path: Path) -> None:
+    name = "fedproto with a very strong pull towards the prototypes of all clients"
+    folders = [f"{'a' * 80}{i}" for i in range(2)]
+    for folder, lam in zip(folders, (2, 4), strict=True):
+        write_run(tmp_path / folder, changes=(f"method.lam={lam}",))
+    listing = [{"folder": folder, "labels": {"method": name}} for folder in folders]
+    (tmp_path / "cells.json").write_text(json.dumps(listing))
+    assert [some["label"] for some in shown(tmp_path)["methods"]] == [f"{name}, lam=2.0", f"{name}, lam=4.0"]
+
+
+def test_methods_that_judge_differently_are_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "local")
+    write_run(tmp_path / "b")
+    assert "Methods judge differently" not in shown(tmp_path)["headline"]
+    write_run(tmp_path / "c", changes=("method.inference=proto",))
+    assert "Methods judge differently" in shown(tmp_path)["headline"]
+
+
+def test_a_file_that_a_finished_run_lacks_is_said(tmp_path: Path) -> None:
+    (write_run(tmp_path / "a") / "clients.jsonl").unlink()
+    assert "clients.jsonl is missing" in shown(tmp_path)["remarks"][0][1]
+
+
+def test_short_names_are_told_apart() -> None:
+    names = ["fedproto, lr=0.05", "fedproto, weak, lr=0.05", "fedproto, weak, lr=0.1", "local"]
+    short = told_apart(names, 14)
+    assert short[3] == "local"
+    assert len(set(short)) == 4
+    assert max(map(len, short)) <= 22
+    assert told_apart(["local", "local"], 16) == ["local", "local"]
+
+
+def test_numbers_on_paper_are_rounded_once() -> None:
+    shown_ = [paper._written(value, ".0f") for value in (81.481, 13.467, 2.533, 0.533, 12.5, 0.49)]
+    assert shown_ == ["81", "13", "3", "1", "13", "0"]
+    assert [paper._written(value, ".1f") for value in (-0.04, 0.25, -0.25)] == ["0.0", "0.3", "-0.3"]
+
+
+def test_many_classes_are_named_by_their_superclasses(tmp_path: Path) -> None:
+    above = [f"kind {c % 4}" for c in range(40)]
+    write_run(tmp_path / "run", classes=40, superclasses=above)
+    data = shown(tmp_path)
+    for name in ("similarity", "confusion"):
+        (panel,) = figure(data, name)["panels"]
+        assert panel["wide"]
+        plot = panel["plots"][""]
+        assert plot["data"][0]["y"][:2] == ["class 0 (kind 0)", "class 4 (kind 0)"]
+        assert plot["layout"]["yaxis"]["ticktext"] == ["kind 0", "kind 1", "kind 2", "kind 3"]
+        assert plot["layout"]["yaxis"]["tickvals"] == [4, 14, 24, 34]
+
+
+def test_methods_with_prototypes_are_drawn_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "MOST_METHODS", 1)
+    bare = write_run(tmp_path / "a", "local")
+    kept = dict(np.load(bare / "views.npz"))
+    np.savez(bare / "views.npz", **{**kept, "local_held": np.zeros_like(kept["local_held"])})
+    write_run(tmp_path / "b")
+    made = embeddings.make(group(gather([tmp_path]).runs))
+    assert [panel.label for panel in made.panels] == ["fedproto"]
+    assert made.notes[-1] == "Not drawn, because 2 are many: local."
 
 
 def test_labels_say_what_differs_and_runs_that_repeat_count_once(tmp_path: Path) -> None:

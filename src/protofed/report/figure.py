@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 MOST_POINTS = 250  # of a line; a screen shows no more
+MOST_NAMED = 30  # classes beside a heat map; of more, superclasses are named where there are some
 MOST_PANELS = 12  # one a method
 
 
@@ -36,6 +38,7 @@ class Bars:
     label: str | None = None
     sideways: bool = False
     hover: Sequence[str] | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,14 @@ class Heat:
     numbers: str | None = None
     """How to write a number in its cell, such as ".0f"; None: not at all."""
     breaks: Sequence[int] = ()
+    above: Sequence[str] = ()
+    """Of each row, which is a class, its superclass."""
     label: str | None = None
+
+    def blocks(self) -> list[tuple[float, str]]:
+        """The middle and the name of each superclass."""
+        ends = [0, *self.breaks, len(self.above)]
+        return [((start + end - 1) / 2, self.above[start]) for start, end in pairwise(ends)] if self.above else []
 
 
 @dataclass(frozen=True)
@@ -167,3 +177,11 @@ def rows_high(rows: int) -> int:
 
 def shorten(name: str, most: int = 16) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def told_apart(names: Sequence[str], most: int) -> list[str]:
+    """Names of about so many letters: of those that begin alike the end too, and more where that is not enough."""
+    short = [shorten(name, most) for name in names]
+    ends = [f"{name[:4]}…{name[5 - most :]}" if len(name) > most else name for name in names]
+    cut = [end if short.count(start) > 1 else start for start, end in zip(short, ends, strict=True)]
+    return cut if len(set(cut)) == len(set(names)) else told_apart(names, most + 4)

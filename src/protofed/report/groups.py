@@ -58,7 +58,8 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             break
     folders = [f"{run.name} ({run.folder.name})" for run in runs]
     if len(set(folders)) == len(folders):
-        labels = [folder if len(label) > LONGEST else label for label, folder in zip(labels, folders, strict=True)]
+        both = zip(labels, folders, strict=True)
+        labels = [folder if LONGEST < len(label) > len(folder) else label for label, folder in both]
     twice = {label for label in labels if labels.count(label) > 1}
     return [f"{label} ({run.folder})" if label in twice else label for label, run in zip(labels, runs, strict=True)]
 
@@ -98,12 +99,17 @@ def incomparable(groups: Sequence[Group]) -> list[str]:
     reasons = []
     data = _sets(groups, lambda run: run.partition.fingerprint)
     if len(data) > 1:
-        reasons.append(f"Different data: {'; '.join(', '.join(labels) for labels in data)}.")
-    for seed in sorted({run.seed for run in runs}):
-        splits = _sets(groups, lambda run, seed=seed: run.partition.hash if run.seed == seed else "")  # type: ignore[misc]
-        if len(splits) > 1 and len(data) < 2:
-            shown = "; ".join(", ".join(labels) for labels in splits)
-            reasons.append(f"Different partitions with seed {seed} (those that share one stand together): {shown}.")
+        reasons.append(f"Different data: {_listed(data)}.")
+    for seed, source in sorted({(run.seed, run.partition.fingerprint) for run in runs}):
+
+        def split(run: Run, here: tuple[int, str] = (seed, source)) -> str:
+            return run.partition.hash if (run.seed, run.partition.fingerprint) == here else ""
+
+        splits = _sets(groups, split)
+        if len(splits) > 1:
+            where = "the same data and " if len(data) > 1 else ""
+            said = f"Different partitions with {where}seed {seed} (those that share one stand together)"
+            reasons.append(f"{said}: {_listed(splits)}.")
     if len({tuple(some.seeds) for some in groups}) > 1:
         shown = "; ".join(f"{some.label} {', '.join(map(str, some.seeds))}" for some in groups)
         reasons.append(f"Different seeds: {shown}.")
@@ -117,6 +123,12 @@ def _sets(groups: Sequence[Group], key: Callable[[Run], str]) -> list[list[str]]
         for value in dict.fromkeys(filter(None, map(key, some.runs))):
             found.setdefault(value, []).append(some.label)
     return list(found.values())
+
+
+def _listed(sets: Sequence[Sequence[str]]) -> str:
+    """Labels that belong together, with quotes where they have commas of their own."""
+    commas = any("," in label for labels in sets for label in labels)
+    return "; ".join(", ".join(f"'{label}'" if commas else label for label in labels) for labels in sets)
 
 
 def over_seeds(values: Iterable[float | None]) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words
+from protofed.report.figure import MOST_NAMED, Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten
 from protofed.report.style import counted
 
 DIGITS = 5  # significant ones; a screen shows no more
@@ -68,7 +68,11 @@ def plot(some: Plot) -> dict[str, Any]:
         if some.square:
             layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
             layout["xaxis"] |= {"constrain": "domain"}
-        layout["shapes"] = [_break(at, side) for at in heat.breaks for side in "xy"]
+        width = 1.2 if rows <= MOST_NAMED else 0.4
+        if heat.above and rows > MOST_NAMED:
+            layout["xaxis"]["showticklabels"] = False  # the same as beside it, with no room for them
+            layout["yaxis"]["tickfont"] = {"size": 10}
+        layout["shapes"] = [_break(at, side, width) for at in heat.breaks for side in "xy"]
     lines = [mark for mark in some.marks if isinstance(mark, Line)]
     if counted(some.x.title) and heat is None and _long(some) < TICKS:
         layout["xaxis"]["dtick"] = 1
@@ -100,8 +104,16 @@ def _axis(axis: Axis, heat: Heat | None) -> dict[str, Any]:
     elif axis.names is not None:
         result |= {"type": "category", "categoryarray": [_safe(n) for n in axis.names], "autorange": "reversed"}
     elif heat is not None:
-        result |= {"type": "category", "showgrid": False, "ticks": ""}
+        result |= {"type": "category", "showgrid": False, "ticks": ""} | _ticks(heat)
     return result
+
+
+def _ticks(heat: Heat) -> dict[str, Any]:
+    """Where classes have superclasses: the names of these in the middle of their blocks, if there are many classes."""
+    if not heat.above:
+        return {}
+    blocks = heat.blocks() if len(heat.rows) > MOST_NAMED else list(enumerate(heat.rows))
+    return {"tickvals": [int(at) for at, _ in blocks], "ticktext": [_safe(shorten(name)) for _, name in blocks]}
 
 
 def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
@@ -112,7 +124,7 @@ def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
     return {"tickvals": short(ticks), "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
-def _break(at: int, side: str) -> dict[str, Any]:
+def _break(at: int, side: str, width: float) -> dict[str, Any]:
     """A line across a heat map before a row or a column."""
     other = "y" if side == "x" else "x"
     place = {f"{side}0": at - 0.5, f"{side}1": at - 0.5, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
@@ -120,7 +132,7 @@ def _break(at: int, side: str) -> dict[str, Any]:
         place["xref"] = "x domain"
     else:
         place["yref"] = "y domain"
-    return {"type": "line", "line": {"width": 1.2, "color": "#7f7f7f"}, **place}
+    return {"type": "line", "line": {"width": width, "color": "#7f7f7f"}, **place}
 
 
 @singledispatch
@@ -165,7 +177,7 @@ def _(mark: Line) -> list[dict[str, Any]]:
 def _(mark: Bars) -> list[dict[str, Any]]:
     x, y = short(mark.x), short(mark.y)
     colours = mark.colours if isinstance(mark.colours, str) else list(mark.colours)
-    value = "%{x:.4~g}" if mark.sideways else "%{y:.4~g}"
+    value = "%{x:.4~g}" if mark.sideways else "%{y:.4~g}" + _safe(mark.unit)
     return [
         {
             "type": "bar",
@@ -230,8 +242,8 @@ def _(mark: Heat) -> list[dict[str, Any]]:
         {
             "type": "heatmap",
             "z": [short(row) for row in mark.z],
-            "x": _distinct(mark.columns),
-            "y": _distinct(mark.rows),
+            "x": _distinct(_full(mark.columns, mark.above)),
+            "y": _distinct(_full(mark.rows, mark.above)),
             "zmin": mark.low,
             "zmax": mark.high,
             "xgap": 0.5 if len(mark.columns) <= 30 else 0,
@@ -241,6 +253,10 @@ def _(mark: Heat) -> list[dict[str, Any]]:
             "meta": {"label": mark.label, "diverging": mark.diverging, "numbers": mark.numbers},
         }
     ]
+
+
+def _full(names: Sequence[str], above: Sequence[str]) -> list[str]:
+    return [f"{name} ({one})" for name, one in zip(names, above, strict=True)] if above else list(names)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

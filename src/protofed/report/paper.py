@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from protofed.atomic import write_atomically
-from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten
+from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten, told_apart
 from protofed.report.style import LINES, counted, ink
 
 FORMATS = ("png", "svg", "pdf")
@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
 LETTERS = 13  # of a title in an inch
-MOST_NAMES = 30  # along the side of a heat map
+MOST_NAMES = 24  # along the side of a heat map
 
 
 def save(
@@ -112,7 +112,8 @@ def draw(some: Figure, key: str) -> Canvas:
     panels = [panel for panel in some.panels if panel.plots[key].marks]
     columns = 1 if some.id == "partition" else min(some.columns, max(1, len(panels)))
     rows = -(-len(panels) // columns)
-    wide = 3.5 if panels and panels[0].plots[key].square else WIDTHS[columns]
+    square = bool(panels) and panels[0].plots[key].square
+    wide = min(3.5, WIDTHS[columns]) if square else WIDTHS[columns]
     tall = max((_height(panel.plots[key]) for panel in panels), default=TALL)
     canvas = Canvas(figsize=(columns * wide, rows * tall), layout="constrained")
     FigureCanvasAgg(canvas)
@@ -132,6 +133,9 @@ def _height(plot: Plot) -> float:
         return 0.7 + 0.28 * len(plot.y.names or ())
     if any(isinstance(mark, Points) for mark in plot.marks) and plot.y.names:
         return 0.8 + 0.19 * len(plot.y.names)
+    heat = next((mark for mark in plot.marks if isinstance(mark, Heat)), None)
+    if heat is not None and not plot.square:
+        return max(TALL, 0.8 + 0.13 * min(len(heat.rows), MOST_NAMES))
     return 3.1 if plot.square or plot.x.bare else TALL
 
 
@@ -157,7 +161,7 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         along.set_ticks([])
         axes.spines[:].set_visible(False)
     if axis.names is not None:
-        along.set_ticks(range(len(axis.names)), [shorten(each, 32) for each in axis.names])
+        along.set_ticks(range(len(axis.names)), told_apart(axis.names, 32))
         along.set_inverted(True)
         if axis.range is None:
             along.grid(False)
@@ -231,18 +235,23 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
     axes.grid(False)
     for along, names, turn in ((axes.xaxis, mark.columns, 90), (axes.yaxis, mark.rows, 0)):
         step = -(-len(names) // MOST_NAMES)
-        long = max(map(len, names)) > 2
-        along.set_ticks(range(0, len(names), step), list(names[::step]), rotation=turn if long else 0, fontsize=7)
+        ticks = [(at, shorten(name)) for at, name in mark.blocks()] if step > 1 else []
+        ticks = ticks or [(at, names[at]) for at in range(0, len(names), step)]
+        long = max(len(name) for _, name in ticks) > 2
+        size = 7 if len(ticks) < 16 else 5.5
+        places, shown = zip(*ticks, strict=True)
+        along.set_ticks(places, shown, rotation=turn if long else 0, fontsize=size)
     for at in mark.breaks:
-        axes.axhline(at - 0.5, color="#5c6670", lw=0.8)
-        axes.axvline(at - 0.5, color="#5c6670", lw=0.8)
+        width = 0.8 if len(mark.rows) <= MOST_NAMES else 0.3
+        axes.axhline(at - 0.5, color="#5c6670", lw=width)
+        axes.axvline(at - 0.5, color="#5c6670", lw=width)
     if mark.numbers:
         for (row, column), value in np.ndenumerate(mark.z):
             if np.isfinite(value):
                 axes.text(
                     column,
                     row,
-                    f"{round(value, 1) + 0.0:{mark.numbers}}",
+                    _written(value, mark.numbers),
                     ha="center",
                     va="center",
                     fontsize=6,
@@ -251,6 +260,12 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(mark.unit)
     bar.outline.set_visible(False)
+
+
+def _written(value: float, how: str) -> str:
+    """A number as the page writes it: ".1f" with halves rounded away from zero, and no "-0.0"."""
+    unit = 10.0 ** -int(how[1:-1])
+    return f"{np.copysign(np.floor(abs(value) / unit + 0.5), value) * unit + 0.0:{how}}"
 
 
 def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> float:

@@ -170,6 +170,8 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         if rounds[-1]["round"] < settings["rounds"]:
             far = f"{rounds[-1]['round']} of {settings['rounds']}"
             remarks.append(Remark(str(folder), f"rounds.jsonl ends at round {far}, although the run is finished"))
+        if not source.file("clients.jsonl").is_file():
+            remarks.append(Remark(str(folder), "clients.jsonl is missing, although the run is finished"))
     names = parts.part(folder, "classes.json", parts.table, remarks)
     partition = parts.part(folder, "partition.npz", parts.partition, remarks) or Partition("", "", None)
     if not partition.hash and summary is not None:

@@ -23,6 +23,7 @@ MEANING = {
     "worst tenth": "mean accuracy of the worst tenth of the clients",
     "by head": "the same accuracy by classifier",
     "by prototype": "the same accuracy by nearest prototype",
+    "global model, own tests": "the global model on each client's own test set, mean over clients",
     "global model": "the global model on the global test set",
     "PM(V)": "personal models on the global test set, over the classes a client holds",
     "PM(L)": "personal models on the global test set, weighted by the client's share of each class",
@@ -70,9 +71,7 @@ def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None
 def _about(group: Group) -> str:
     """Seeds, how the method judges, and whether all is finished."""
     seeds = f"{'seeds' if len(group.seeds) > 1 else 'seed'} {', '.join(map(str, group.seeds))}"
-    chosen = group.runs[0].settings
-    by = {"head": "classifier", "proto": "nearest prototype"}[chosen["method.inference"]]
-    judged = f"; judged by {by} among {chosen['method.candidates']} classes"
+    judged = f"; judged by {_judged(group)}"
     left = len(group.runs) - len(group.finished)
     state = ""
     if left == len(group.runs):
@@ -81,6 +80,12 @@ def _about(group: Group) -> str:
     elif left:
         state = f"; {left} of {len(group.runs)} seeds not finished and not counted"
     return seeds + judged + state
+
+
+def _judged(group: Group) -> str:
+    chosen = group.runs[0].settings
+    by = {"head": "classifier", "proto": "nearest prototype"}[chosen["method.inference"]]
+    return f"{by} among {chosen['method.candidates']} classes"
 
 
 def _cost(group: Group, key: str) -> str:
@@ -117,7 +122,10 @@ def headline(groups: Sequence[Group], comparable: bool) -> str:
     spread = max(ranked[0][1][1], ranked[1][1][1])
     close = ranked[0][1][0] - ranked[1][1][0] <= spread and len(_counted(ranked[0][0])) > 1
     doubt = " The first two are closer than the deviation over seeds." if close else ""
-    return f"Mean accuracy over clients, best first: {', '.join(words)}{more}.{doubt}"
+    alike = len({_judged(group) for group, _ in known}) == 1
+    unlike = "" if alike else " Methods judge differently, as is said below their names."
+    comma = "; " if any("," in group.label for group, _ in ranked[:4]) else ", "
+    return f"Mean accuracy over clients, best first: {comma.join(words)}{more}.{doubt}{unlike}"
 
 
 def facts(groups: Sequence[Group]) -> list[str]:
@@ -169,7 +177,7 @@ def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Runs by what they were made with: the machine and versions, the commands, the folders."""
     found: dict[str, dict[str, Any]] = {}
     for run in (run for group in groups for run in group.runs):
-        made = {key: str(value) for key, value in run.environment.items() if key != "command"}
+        made = {key: str(value) for key, value in run.environment.items() if key != "command" and value not in ({}, [])}
         entry = found.setdefault(json.dumps(made), {"made": list(made.items()), "commands": [], "folders": []})
         command = command_line(run.environment.get("command"))
         if command not in entry["commands"]:

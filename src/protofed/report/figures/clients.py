@@ -68,7 +68,7 @@ def _bars(group: Group) -> Plot:
             f"client {c['client']}, {c['architecture']}, {c['train']} training samples, {len(c['classes'])} classes"
             for c in order
         ]
-    bars = Bars(group.label, list(range(1, len(y) + 1)), y.tolist(), colours, group.label, hover=ranks)
+    bars = Bars(group.label, list(range(1, len(y) + 1)), y.tolist(), colours, group.label, hover=ranks, unit=" %")
     mean = Line("mean", [0.5, len(y) + 0.5], [float(y.mean())] * 2, "#7f7f7f", "dash", group.label)
     binned = any(len(accuracies(some)) not in (0, len(y)) for some in group.runs)
     what = f"{len(y)} equal parts of the clients" if binned else "clients"

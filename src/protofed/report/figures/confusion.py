@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot, columns
-from protofed.report.figures.similarity import MOST_NUMBERS, name, order
+from protofed.report.figures.similarity import MOST_NUMBERS, TALL, high, name, order, superclasses
 from protofed.report.groups import Group
 
 KINDS = {"own test sets": "personal", "global test set": "global"}
@@ -21,6 +21,8 @@ def make(groups: Sequence[Group]) -> Figure:
     if not kinds:
         return Figure("confusion", "Confusion", missing="No run counted who is taken for whom (confusion.npz).")
     shown = known[:MOST_PANELS]
+    plots = [{title if len(kinds) > 1 else "": _plot(group, title) for title in kinds} for group in shown]
+    many = any(plot.height == TALL for some in plots for plot in some.values())
     return Figure(
         id="confusion",
         title="Confusion",
@@ -29,10 +31,10 @@ def make(groups: Sequence[Group]) -> Figure:
         "judges, counts added over clients and seeds; on the global test set: the global model, where there "
         "is one.",
         controls=[Control("on", kinds)] if len(kinds) > 1 else [],
-        columns=columns(len(shown)),
+        columns=2 if many else columns(len(shown)),
         panels=[
-            Panel({title if len(kinds) > 1 else "": _plot(group, title) for title in kinds}, group.label, group.label)
-            for group in shown
+            Panel(some, group.label, group.label, wide=many and len(shown) == 1)
+            for group, some in zip(shown, plots, strict=True)
         ],
         notes=[f"The first {MOST_PANELS} of {len(known)} methods."] if len(known) > MOST_PANELS else [],
     )
@@ -54,5 +56,6 @@ def _plot(group: Group, title: str) -> Plot:
     share = np.divide(100 * counts, rows, out=np.full_like(counts, np.nan), where=rows > 0)
     names = [name(run, int(c)) for c in some]
     numbers = ".0f" if len(names) <= MOST_NUMBERS else None
-    heat = Heat(share, names, names, "% of row", 0, 100, numbers=numbers, breaks=breaks, label=group.label)
-    return Plot([heat], Axis("said"), Axis("true"), height=400, square=True)
+    above = superclasses(run, some)
+    heat = Heat(share, names, names, "% of row", 0, 100, False, numbers, breaks, above, group.label)
+    return Plot([heat], Axis("said"), Axis("true"), height=high(len(names)), square=True)

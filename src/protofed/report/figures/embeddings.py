@@ -18,7 +18,8 @@ def make(groups: Sequence[Group]) -> Figure:
     pairs = [(group, run) for group in groups if (run := group.first(_has)) is not None]
     if not pairs:
         return Figure("embeddings", "Embeddings and prototypes", missing="No run kept embeddings (views.npz).")
-    shown = pairs[:MOST_METHODS]
+    pairs.sort(key=lambda pair: not _prototyped(pair[1]))  # those with prototypes first, else as they come
+    shown, others = pairs[:MOST_METHODS], pairs[MOST_METHODS:]
     placed = [_projected(run) for _, run in shown]
     names = _names(shown[0][1])
     steps = max(len(chosen.rounds) for chosen, _ in placed)
@@ -58,10 +59,19 @@ def make(groups: Sequence[Group]) -> Figure:
             "Each projection is fitted once to samples and prototypes of all rounds kept, with a fixed seed.",
             *([] if few or not same else [f"{len(names)} classes are too many for a key: hover names them."]),
             *([] if same else ["Classes differ between methods, and so do their colours: hover names them."]),
-            *([f"The first {MOST_METHODS} of {len(pairs)} methods."] if len(pairs) > MOST_METHODS else []),
+            *([f"Not drawn, because {len(pairs)} are many: {_listed(others)}."] if others else []),
         ],
         paper=[f"{plane}|{tick}" for plane in planes for tick in dict.fromkeys((ticks[0], ticks[-1]))],
     )  # fmt: skip
+
+
+def _listed(pairs: Sequence[tuple[Group, Run]]) -> str:
+    return "; ".join(group.label for group, _ in pairs)
+
+
+def _prototyped(run: Run) -> bool:
+    """Whether it has prototypes to show, of clients or of the server."""
+    return bool(run.views["local_held"].any()) or len(run.views["global_class"]) > 0
 
 
 def _has(run: Run) -> bool:
@@ -130,7 +140,8 @@ def _plot(run: Run, chosen: Chosen, places: Projected, step: int, label: str) ->
     every = np.concatenate([part.reshape(-1, 2) for part in places])
     (left, low), (right, high) = np.nanmin(every, 0), np.nanmax(every, 0)
     across, up = 0.05 * (right - left) + 1e-9, 0.05 * (high - low) + 1e-9
-    x = Axis(range=(float(left - across), float(right + across)), bare=True)
+    at = int(views["rounds"][chosen.rounds[step]])
+    x = Axis(f"round {at}", range=(float(left - across), float(right + across)), bare=True)
     y = Axis(range=(float(low - up), float(high + up)), bare=True)
     return Plot(marks, x, y, height=400)
 
@@ -152,6 +163,7 @@ def _prototypes(
         colours=[colours[kind[i]] for i in here],
         sizes=size,
         symbol=symbol,
+        opacity=1.0 if symbol == "star" else 0.6,  # of many, what lies below is seen
         outline=True,
         label=label,
         hover=[hover[i] for i in here],

@@ -27,7 +27,10 @@ def make(groups: Sequence[Group]) -> Figure:
     if clients > MOST_CLIENTS:
         notes.append(f"{MOST_CLIENTS} of {clients:,} clients are drawn, evenly spaced.")
     drawn = {_many(run) for run in shown}
-    how = {False: "the area of a bubble is their number", True: "the stronger the colour, the more; empty: none"}
+    how = {
+        False: "the area of a bubble is their number, beside the largest of its panel",
+        True: "the stronger the colour, the more; empty: none",
+    }
     return Figure(
         id="partition",
         title="Partition",
@@ -54,7 +57,8 @@ def _title(run: Run, groups: Sequence[Group]) -> str:
     users = [group.label for group in groups if any(other.partition.hash == run.partition.hash for other in group.runs)]
     counts = _counts(run)
     whose = "" if len(users) == len(groups) else f"{', '.join(users)}: "
-    return f"{whose}seed {run.seed}, {len(counts):,} clients, {int(counts.sum()):,} training samples"
+    largest = "" if _many(run) else f", the largest bubble {int(counts.max()):,}"
+    return f"{whose}seed {run.seed}, {len(counts):,} clients, {int(counts.sum()):,} training samples{largest}"
 
 
 def _plot(run: Run) -> Plot:

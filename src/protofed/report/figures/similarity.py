@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_PANELS, Axis, Figure, Heat, Panel, Plot, columns, shorten
+from protofed.report.figure import MOST_NAMED, MOST_PANELS, Figure, Heat, Panel, Plot, columns, shorten
 from protofed.report.groups import Group
 from protofed.report.runs import Run
 
+USUAL, TALL = 400, 520  # pixels of a heat map with few classes and with many
 MOST_NUMBERS = 12  # classes; with more, there is no room for a number in a cell
 
 
@@ -17,6 +18,9 @@ def make(groups: Sequence[Group]) -> Figure:
         missing = "No run kept global prototypes (views.npz)."
         return Figure("similarity", "Prototype similarity", missing=missing)
     grouped = any(run.superclasses for _, run in pairs)
+    shown = pairs[:MOST_PANELS]
+    plots = [_plot(run, group.label) for group, run in shown]
+    many = any(plot.height == TALL for plot in plots)
     return Figure(
         id="similarity",
         title="Prototype similarity",
@@ -24,10 +28,10 @@ def make(groups: Sequence[Group]) -> Figure:
         "alike, orange opposed, and a diagonal that stands alone is a well separated set. Several prototypes"
         " of a class are averaged first."
         + (" Lines part the superclasses, whose members should be more alike." if grouped else ""),
-        columns=columns(len(pairs)),
+        columns=2 if many else columns(len(pairs)),
         panels=[
-            Panel({"": _plot(run, group.label)}, f"{group.label}, seed {run.seed}", group.label)
-            for group, run in pairs[:MOST_PANELS]
+            Panel({"": plot}, f"{group.label}, seed {run.seed}", group.label, wide=many and len(pairs) == 1)
+            for (group, run), plot in zip(shown, plots, strict=True)
         ],
         notes=[f"The first {MOST_PANELS} of {len(pairs)} methods."] if len(pairs) > MOST_PANELS else [],
     )
@@ -54,11 +58,22 @@ def cosines(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 def order(run: Run, classes: np.ndarray) -> tuple[list[int], list[int]]:
     """Places in `classes`, superclass by superclass, and where a new one begins."""
-    if not run.superclasses or len(run.superclasses) <= int(classes.max()):
+    above = superclasses(run, classes)
+    if not above:
         return list(range(len(classes))), []
-    above = [run.superclasses[c] for c in classes]
     places = sorted(range(len(classes)), key=lambda i: (above[i], i))
     return places, [i for i in range(1, len(places)) if above[places[i]] != above[places[i - 1]]]
+
+
+def superclasses(run: Run, classes: np.ndarray) -> list[str]:
+    """Of each class the one above it; empty where there are none."""
+    known = run.superclasses if run.superclasses and len(run.superclasses) > int(classes.max()) else None
+    return [known[c] for c in classes] if known else []
+
+
+def high(classes: int) -> int:
+    """Pixels of a heat map of so many classes."""
+    return USUAL if classes <= MOST_NAMED else TALL
 
 
 def name(run: Run, label: int) -> str:
@@ -71,5 +86,6 @@ def _plot(run: Run, label: str) -> Plot:
     names = [name(run, int(classes[i])) for i in places]
     numbers = ".1f" if len(names) <= MOST_NUMBERS else None
     values = values[np.ix_(places, places)]
-    heat = Heat(values, names, names, "cosine", -1, 1, diverging=True, numbers=numbers, breaks=breaks, label=label)
-    return Plot([heat], Axis(), Axis(), height=400, square=True)
+    above = superclasses(run, classes[places])
+    heat = Heat(values, names, names, "cosine", -1, 1, True, numbers, breaks, above, label)
+    return Plot([heat], height=high(len(names)), square=True)

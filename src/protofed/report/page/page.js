@@ -126,7 +126,8 @@ function showSummary(data) {
   return section("summary", "Summary",
     data.headline ? make("p", { class: "headline" }, data.headline) : null,
     make("div", { class: "scroll" }, make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "notes" }, "Accuracies in %, mean ± standard deviation over seeds." + (ranked ? " Bold: best; underlined: second best of three or more." : "") + " Underdotted titles explain themselves when pointed at."));
+    make("p", { class: "notes" }, "Accuracies in %, mean ± standard deviation over seeds." + (ranked ? " Bold: best; underlined: second best of three or more." : "")),
+    make("details", {}, make("summary", {}, "What the columns say"), wordTable(null, table.columns.filter((column) => column.about).map((column) => [column.title, column.about]))));
 }
 
 function wordTable(head, rows) {
@@ -191,10 +192,12 @@ function controlNode(figure, control) {
   return make("span", { class: "control", "data-control": control.name }, control.name, make("span", { class: "choices", role: "group" }, ...buttons));
 }
 
+/** Every option in turn, until a hand chooses one. */
 async function playAll(figure, control) {
   for (const option of control.options) {
     choose(current(figure.id), control, option);
     await new Promise((done) => setTimeout(done, 900));
+    if (state.chosen[figure.id][control.name] !== option) return;
   }
 }
 
@@ -260,12 +263,13 @@ function numberTable([head, ...rows]) {
     make("tbody", {}, ...rows.map((row) => make("tr", { "data-label": row[0] }, ...row.map((text) => make("td", {}, text)))))));
 }
 
-/** A name of so many letters: its end where its beginning is another's too. */
-function shortened(name, names, most) {
-  const text = plain(name), start = (other) => plain(other).slice(0, most - 1);
-  if (text.length <= most) return name;
-  const alone = names.filter((other) => start(other) === start(name)).length === 1;
-  return alone ? `${safe(start(name))}…` : `${safe(text.slice(0, 4))}…${safe(text.slice(5 - most))}`;
+/** Names of about so many letters: of those that begin alike the end too, and more of it where that is not enough. */
+function toldApart(names, most) {
+  const texts = names.map(plain);
+  const short = texts.map((text) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`));
+  const twice = (text) => short.indexOf(text) !== short.lastIndexOf(text);
+  const cut = texts.map((text, i) => (twice(short[i]) && text.length > most ? `${text.slice(0, 4)}…${text.slice(5 - most)}` : short[i]));
+  return new Set(cut).size === new Set(texts).size ? cut.map(safe) : toldApart(names, most + 4);
 }
 
 /** The colour of a number in a heat map, as red, green and blue from 0 to 1. */
@@ -329,11 +333,12 @@ function themed(plot) {
     Object.assign(axis, { gridcolor: grid, linecolor: line, zerolinecolor: grid, tickcolor: line, zeroline: false });
     axis.title.font = { size: small ? 12 : 13 };
     axis.title.standoff = 8;
+    if (axis.tickfont && (small || state.printing)) axis.tickfont.size = 8;
     if (axis.categoryarray) {
       const shown = axis.categoryarray.filter((name) => !state.hidden.has(plain(name)));
       const most = small || state.printing ? 14 : 32;
       axis.tickvals = shown;
-      axis.ticktext = shown.map((name) => shortened(name, shown, most));
+      axis.ticktext = toldApart(shown, most);
       Object.assign(axis, { categoryarray: shown, categoryorder: "array", showgrid: false, autorange: false, range: [shown.length - 0.5, -0.5] });
     }
   }
@@ -407,7 +412,8 @@ async function draw(only = null) {
 
 function title(labels) {
   if (labels.length > 3) return `${labels.length} methods compared`;
-  return labels.length > 1 ? `${labels.slice(0, -1).join(", ")} and ${labels.at(-1)}` : labels[0] || "Report";
+  const clear = labels.some((label) => label.includes(",")) && labels.length > 1 ? labels.map((label) => `‘${label}’`) : labels;
+  return clear.length > 1 ? `${clear.slice(0, -1).join(", ")} and ${clear.at(-1)}` : clear[0] || "Report";
 }
 
 /** Show this data; what was chosen and hidden stays so. */
@@ -451,7 +457,8 @@ addEventListener("beforeprint", () => {
   state.printing = true;
   state.screenTheme = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";
-  for (const details of document.querySelectorAll("details")) details.open = true;
+  state.shut = [...document.querySelectorAll("details:not([open])")];
+  for (const details of state.shut) details.open = true;
   for (const figure of state.data.figures) {
     for (const key of byId(figure.id).querySelectorAll("[data-colour]")) key.style.color = key.dataset.colour;
     if (!figure.missing) byId(figure.id).querySelector(".legend").replaceChildren(...legend(figure));
@@ -460,6 +467,7 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => {
   state.printing = false;
+  for (const details of state.shut) details.open = false;
   setTheme(state.screenTheme);
 });
 
