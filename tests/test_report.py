@@ -72,6 +72,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
         ("rounds.jsonl", b"[]\n", "is damaged"),
         ("rounds.jsonl", b'{"round": 99, "seconds": "long"}\n', "seconds is 'long', which is no number"),
         ("rounds.jsonl", b'{"round": 99, "loss": "high"}\n', "no rounds"),
+        ("rounds.jsonl", b'{"round": 99, "loss": 1, "theory": "yes"}\n', "no rounds"),
         ("rounds.jsonl", b'{"round": 99, "loss": 1, "parts": [1]}\n', "no rounds"),
         ("rounds.jsonl", b'{"round": 99, "loss": Infinity, "seconds": NaN, "parts": {"a": NaN}}\n', "NaN or Infinity"),
         ("experiment.toml", b"\xff", "another version"),

@@ -131,6 +131,39 @@ def test_a_damaged_cell_is_named_with_what_to_do() -> None:
     (folder / "experiment.toml").write_text("rounds = ")
     with pytest.raises(UserError, match=rf"cannot be read.*To run this cell anew, remove {folder}\."):
         run_sweep(plan, "out", jobs=1)
+    Path("mine.toml").write_text(plan.to_toml(Path()))
+    Path(folder, "summary.json").write_text("{")
+    Path(folder, "experiment.toml").write_text(plan.cells()[0].experiment.to_toml())
+    done = protofed("sweep", "mine.toml", "--dry-run", "--out", "out")
+    assert done.returncode == 2
+    assert done.stdout.startswith("damaged")
+    assert "1 cells, 0 done" in done.stdout
+
+
+def test_all_damaged_cells_are_named_at_once() -> None:
+    plan = sweep(seeds=list(range(4)))
+    placed = place(plan.cells(), Path("out"))
+    for _, folder in placed:
+        folder.mkdir(parents=True)
+        (folder / "experiment.toml").write_text("rounds = ")
+    with pytest.raises(UserError) as caught:
+        run_sweep(plan, "out", jobs=1)
+    assert str(caught.value).count("To run this cell anew") == 5
+    assert str(caught.value).endswith("And 3 more.")
+
+
+@pytest.mark.parametrize(
+    ("word", "where"), [("optimizer.lr=0.9", "parameters.optimizer.lr"), ("method.lam=9", "methods.strong")]
+)
+def test_what_the_file_says_for_some_cells_is_not_changed_for_all_without_a_word(word: str, where: str) -> None:
+    raw = {
+        "experiment": "demo",
+        "methods": {"local": [], "strong": ["method=fedproto", "method.lam=4"]},
+        "parameters": {"optimizer.lr": [0.1, 0.2]},
+    }
+    assert len(Sweep.load(raw, "rounds=2").cells()) == 4
+    with pytest.raises(UserError, match=f"the sweep's {where} sets .* too, and would win"):
+        Sweep.load(raw, word)
 
 
 def test_a_long_label_leaves_room_for_the_bar() -> None:
@@ -184,6 +217,12 @@ BAD = {
     "a parameter nobody has": ({"parameters": {"method.nope": [1]}}, ["method.nope", "local, fedproto"]),
     "a parameter without values": ({"parameters": {"rounds": []}}, ["rounds = []"]),
     "a parameter that is no list": ({"parameters": {"rounds": 3}}, ["rounds = 3", "list"]),
+    "a parameter twice": (
+        {"parameters": {"optimizer": {"lr": [0.1]}, "optimizer.lr": [0.2]}}, ["optimizer.lr is there twice"],
+    ),
+    "a parameter twice, in quotes first": (
+        {"parameters": {"optimizer.lr": [0.2], "optimizer": {"lr": [0.1]}}}, ["optimizer.lr is there twice"],
+    ),
     "a value twice": ({"parameters": {"rounds": [3, 3]}}, ["rounds = [3, 3]", "twice"]),
     "a value out of range": (
         {"parameters": {"optimizer.lr": [0.1, -1]}}, ["demo, local, optimizer.lr=-1, seed 0", "optimizer.lr = -1"],

@@ -32,13 +32,14 @@ def folder(
     here.path.mkdir(parents=True)
     here.write("experiment.toml", plan.to_toml())
     here.write_json("environment.json", {"protofed": VERSION})
-    for line in rounds or []:
+    lines = rounds or [{"round": plan.rounds}]
+    for line in lines:
         here.append_round(line)
     numbers = {"accuracy_mean": accuracy, "accuracy_std": 0.1, "accuracy_worst10": accuracy / 2, "seconds": 3.0}
     about = {
         "method": plan.method_name,
         "seed": plan.seed,
-        "rounds": plan.rounds,
+        "rounds": lines[-1]["round"],
         "partition": f"{partition}{plan.seed}",
     }
     how = {"inference": "head", "candidates": "all", "params_up_per_round": 3100.0}
@@ -223,6 +224,11 @@ def test_the_best_on_the_test_set_cannot_be_had() -> None:
         tabulate(collect("runs"), "accuracy@best")
     with pytest.raises(UserError, match=r"evaluate\.validation"):
         tabulate(collect("runs"), "accuracy@validation")
+    with pytest.raises(UserError, match="rounds are counted from 1"):
+        tabulate(collect("runs"), "accuracy@0")
+    folder("held/a", rounds=[line(1, 0.9) | {"validation_mean": 0.4}])
+    with pytest.raises(UserError, match=r"'PM\(V\)' is not measured in those rounds.*--columns pm_v\."):
+        tabulate(collect("held"), "pm_v@validation")
     with pytest.raises(UserError, match="behind @ stands last10"):
         tabulate(collect("runs"), "accuracy@last5")
     with pytest.raises(UserError, match="Did you mean 'accuracy'"):
@@ -238,6 +244,8 @@ def test_runs_without_a_sweep_are_told_apart_by_what_differs() -> None:
     table = tabulate(collect("runs"), "accuracy", "local")
     assert [row.label for row in table.rows] == ["fedproto, lam=1.0", "fedproto, lam=4.0", "local"]
     assert table.settings == ["shots=3", "shots=2"]  # another task: a column, not a row
+    assert render.caption(tabulate(collect("runs"), "worst10")).startswith("worst tenth: %, mean")
+    assert render.caption(tabulate(collect("runs"), "seconds")).startswith("seconds: mean")
     assert table.rows[0].entries[table.settings[0], "accuracy"].test.difference == pytest.approx(-0.2)  # type: ignore[union-attr]
     assert not any("cannot be compared" in note for note in table.notes)
 
@@ -265,6 +273,7 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
     (folder("runs/unfinished", rounds=[line(1, 0.1), line(2, 0.2)]) / "summary.json").unlink()
     (folder("runs/nan", rounds=[line(1, 0.1)]) / "summary.json").unlink()
     Path("runs/nan.failed.txt").write_text("the loss is no number\nand more\n")
+    Path("runs/good.failed.txt").touch()
     (folder("runs/damaged") / "summary.json").write_text("{")
     (folder("runs/torn", rounds=[line(1, 0.1)]) / "rounds.jsonl").write_text("{]\n")
     (folder("runs/headless") / "experiment.toml").unlink()
@@ -303,6 +312,8 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
         ("summary.json", '{"accuracy_mean": "high"}', "accuracy_mean is 'high', which is no number"),
         ("rounds.jsonl", "null\n", "is damaged"),
         ("rounds.jsonl", '{"loss": 1}\n', "a line is no round"),
+        ("rounds.jsonl", '{"round": 59}\n{"round": 60', "its rounds.jsonl ends at round 59 of 60"),
+        ("rounds.jsonl", "", "its rounds.jsonl ends at round 0 of 60"),
         ("experiment.toml", b"\xff", "cannot be read"),
         ("summary.json", "[1]", "is damaged"),
     ],

@@ -527,8 +527,26 @@ def test_a_run_is_explained_by_what_it_measured() -> None:
     assert [entry["round"] for entry in told["rounds"]] == [1, 2]
     assert told["rounds"][1]["L1"] == result.rounds[1]["theory"]["L1"]
     assert told["suggests"]["lr"][1] == min(line["theory"]["suggests"]["lr"][1] for line in result.rounds)
+    assert "round 1: " in told["assumptions"]  # what the last round does not say
     run(small("rounds=1"), "bare")
     assert explained("fedproto", "--run", "bare")["source"].startswith("the first 2 rounds")
+
+
+@pytest.mark.parametrize("damage", [{"theory": "yes"}, {"L1": None}, {"steps": []}, {"G": "x"}, {"round": None}])
+def test_damaged_rounds_guide_nobody(damage: dict[str, Any]) -> None:
+    run(small("evaluate.theory=1", "rounds=2"), "out")
+    rounds = Path("out/rounds.jsonl")
+    first, *rest = [json.loads(line) for line in rounds.read_text().splitlines()]
+    for key, value in damage.items():
+        place = first if key in ("theory", "round") else first["theory"]
+        if value is None and key == "round":
+            del first[key]
+        else:
+            place[key] = value
+    rounds.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
+    done = CliRunner().invoke(app, ["explain", "fedproto", "--run", "out"])
+    assert isinstance(done.exception, UserError)
+    assert "what its rounds.jsonl says of the theory is damaged" in str(done.exception)
 
 
 @pytest.mark.parametrize(

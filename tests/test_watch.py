@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from command import protofed
 from protofed import Experiment, run
 from protofed import watch as watching
 from protofed.errors import UserError
@@ -102,6 +103,22 @@ def test_a_run_that_has_not_begun_and_a_folder_of_runs(finished: Path, monkeypat
         live = json.loads(get(server.server_port)[2])["live"]
         assert (live["runs"], live["left"], live["round"], live["rounds"]) == (2, 1, 6, 6)
         assert unfinished([later]) == 1
+
+
+def test_a_sweep_is_at_its_end_when_all_its_cells_are(finished: Path) -> None:
+    out = Path("out")
+    shutil.copytree(finished, out / "a")
+    (out / "cells.json").write_text(json.dumps([{"folder": f, "labels": {"method": f}} for f in "abc"]))
+    assert unfinished([out]) == 2  # which have not begun
+    (out / "b.failed.txt").write_text("why\n")
+    assert unfinished([out]) == 1
+    shutil.copytree(finished, out / "c")
+    assert unfinished([out]) == 0
+    (out / "cells.json").write_text("{")
+    assert unfinished([out]) == 0
+    done = protofed("watch", "out/cells.json", "--until-finished")
+    assert done.returncode == 2
+    assert "out/cells.json is a file" in done.stderr
 
 
 def test_what_cannot_be_drawn_is_said_and_the_watch_goes_on(

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from protofed.errors import UserError
 from protofed.report import html
+from protofed.report.gather import FAILED, LISTING
+from protofed.report.parts import called, part
 from protofed.report.runs import HOLDS_NONE, NO_FOLDER, NOT_BEGUN, Gathered, Run, gather
 
 HOST = "127.0.0.1"
@@ -107,9 +109,18 @@ def _stamps(paths: Sequence[Path]) -> Iterator[Stamp]:
 
 
 def unfinished(paths: Sequence[Path]) -> int | None:
-    """How many runs are not finished; None: there is no run."""
-    runs = [names for _, names in _folders(paths) if "experiment.toml" in names]
-    return sum("summary.json" not in names for names in runs) if runs else None
+    """How many runs are not finished, those of a sweep that have not begun too; None: there is no run.
+
+    A cell that failed is at its end.
+    """
+    runs: dict[Path, bool] = {}
+    for folder, names in _folders(paths):
+        if LISTING in names:
+            runs |= dict.fromkeys((folder / name for name in part(folder, LISTING, called, [])), False)
+        if "experiment.toml" in names:
+            runs[folder] = "summary.json" in names
+    ended = [done or path.with_name(f"{path.name}{FAILED}").is_file() for path, done in runs.items()]
+    return ended.count(False) if runs else None
 
 
 def _draw(paths: Sequence[Path], changed: int) -> Drawn:

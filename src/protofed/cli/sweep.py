@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from protofed.cli.common import DataDir, Overrides, Track, console, errors, say, track_all
+from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.report import render
 from protofed.report.gather import FAILED, Run
@@ -95,8 +96,12 @@ def _list(plan: Sweep, folder: Path, data_dir: Path | None) -> None:
     done = 0
     for cell, path in placed:
         run = RunFolder(path)
-        state = "done" if run.finished else f"{len(run.rounds())} rounds done" if run.exists else "to run"
-        done += run.finished
+        try:
+            state = "done" if run.finished and run.summary() else f"{len(run.rounds())} rounds done"
+            state = state if run.exists else "to run"
+        except UserError:  # which `check` reports
+            state = "damaged"
+        done += state == "done"
         say(f"{state:<15} {cell.hash}  {cell.name}")
     say(f"{len(placed)} cells, {done} done: {folder}")
     check(placed, data_dir, view(console))

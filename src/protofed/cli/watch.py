@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from protofed.cli.common import say
+from protofed.errors import UserError
 from protofed.watch import AWAY, Live, serving, unfinished
 
 LOOK_SECONDS = 1.0
@@ -29,6 +30,9 @@ def watch(
 
       protofed watch runs --port 9000
     """
+    for path in runs:
+        if path.is_file():
+            raise UserError(f"{path} is a file. Name a run's folder, or one that holds runs.")
     os.nice(5)  # the runs come first
     with serving(runs, port) as server:
         if port not in (0, server.server_port):

@@ -11,6 +11,7 @@ from protofed.report.gather import Run
 
 LAST = 10  # rounds that a mean "of the last rounds" is taken over
 VALIDATION = {"global": "validation_global_mean", "own": "validation_mean"}  # by what the best round is chosen
+BY = tuple(VALIDATION.values())
 
 
 def deviation(values: Sequence[float]) -> tuple[float, float]:
@@ -66,6 +67,8 @@ class Column(NamedTuple):
             )
         if at not in ("", f"last{LAST}", "validation") and not at.isdecimal():
             raise UserError(f"column {text!r}: behind @ stands last{LAST}, validation, or a round's number.")
+        if at.isdecimal() and not int(at):
+            raise UserError(f"column {text!r}: rounds are counted from 1.")
         return cls(METRICS.get(name) or _other(name), at)
 
     @property
@@ -129,6 +132,11 @@ def choose(texts: str | None, runs: Sequence[Run], usual: Sequence[str] = USUAL)
     for column in columns:
         if any(column.of(run) is not None for run in runs):
             continue
+        if column.at == "validation" and any(by in line for run in runs for line in run.rounds for by in BY):
+            raise UserError(
+                f"{column.metric.title!r} is not measured in those rounds that validation samples choose from. "
+                f"Use it after the last round: --columns {texts.replace('@validation', '')}."
+            )
         if column.at == "validation":
             raise UserError(
                 f"no run has validation samples to choose the round of {column.metric.title!r} by. "

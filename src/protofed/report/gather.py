@@ -133,7 +133,7 @@ def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
     folder = RunFolder(path)
     try:
         failed = path.with_name(f"{path.name}{FAILED}")
-        why = failed.read_text(encoding="utf-8").splitlines()[0] if failed.is_file() else ""
+        why = next(iter(failed.read_text(encoding="utf-8").splitlines()), "") if failed.is_file() else ""
         if not folder.exists and any((path / name).exists() for name in TRACES):
             return LeftOut(path, HALF)
         if not folder.exists:
@@ -153,6 +153,9 @@ def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
             return LeftOut(path, "its experiment.toml and summary.json are of different methods")
         if not all(type(line.get("round")) is int for line in run.rounds):
             return LeftOut(path, "its rounds.jsonl is damaged: a line is no round")
+        last = run.rounds[-1]["round"] if run.rounds else 0
+        if last != summary["rounds"]:
+            return LeftOut(path, f"its rounds.jsonl ends at round {last} of {summary['rounds']}")
     except (UserError, OSError, UnicodeDecodeError) as error:
         return LeftOut(path, str(error))
     return run

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import textwrap
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from rich import box
@@ -81,11 +82,13 @@ def _has_tests(table: Table, column: Column) -> bool:
 
 def caption(table: Table) -> str:
     """What the numbers are."""
-    where = table.settings[0] if len(table.settings) == 1 else ""
+    one = len(table.columns) == 1  # whose title does not stand above the numbers, where settings do
+    where = table.settings[0] if len(table.settings) == 1 else table.columns[0].title if one else ""
     seeds = sorted({seed for row in table.rows for _, seed in row.runs})
     listed = ", ".join(map(str, seeds))
     spread = f"mean ± standard deviation (of the population) over seeds {listed}" if seeds[1:] else f"seed {listed}"
-    return ": ".join(filter(None, [where, f"%, {spread}"]))
+    unit = "%, " if any(column.metric.unit == "%" for column in table.columns) else ""
+    return ": ".join(filter(None, [where, f"{unit}{spread}"]))
 
 
 def terminal(table: Table, width: int) -> Group:
@@ -168,7 +171,7 @@ def latex(table: Table) -> str:
     rows = [f"{{}}{row}" if row.startswith(("[", "*")) else row for row in rows]  # which \\ would take for its own
     head = " & ".join(titles) + r" \\"
     body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
-    notes = [f"% {_tex(note)}" for note in (caption(table), *table.notes)]
+    notes = [f"% {_tex(note)}" for note in (caption(table), *table.notes)] + [r"% needs \usepackage{booktabs}"]
     return "\n".join([*notes, rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}", *body, r"\end{tabular}"]) + "\n"
 
 
@@ -176,13 +179,19 @@ TEX = {
     **{"±": r"$\pm$", MINUS: "$-$", "Δ": r"$\Delta$", "≠": r"$\neq$", "<": "$<$", ">": "$>$", '"': "''"},
     **{"\\": r"\textbackslash{}", "|": r"\textbar{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{c: "\\" + c for c in "%&#_${}"},
-    **{"β": r"$\beta$", "η": r"$\eta$", "λ": r"$\lambda$", "μ": r"$\mu$", "\N{GREEK SMALL LETTER RHO}": r"$\rho$"},
 }
 
 
 def _tex(text: str) -> str:
     """Plain text as TeX sets it."""
-    return "".join(TEX.get(c, c) for c in text)
+    return "".join(TEX.get(c) or _greek(c) or c for c in text)
+
+
+def _greek(letter: str) -> str:
+    """A small Greek letter as TeX's command for it."""
+    kind, _, called = unicodedata.name(letter, "").rpartition(" ")
+    command = {"lamda": "lambda", "omicron": "mathrm{o}"}.get(called.lower(), called.lower())
+    return f"$\\{command}$" if kind == "GREEK SMALL LETTER" else ""
 
 
 def as_csv(table: Table) -> str:

@@ -201,7 +201,7 @@ def _is_round(line: dict[str, Any]) -> bool:
     """Whether it is a round's line: its numbers are numbers."""
     if type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
         return False
-    tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by") if line.get(key) is not None]
+    tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by", "theory") if line.get(key) is not None]
     numbers = [line.get(key) for key in (*ACCURACIES, "seconds", "seconds_train", "bytes_up", "bytes_down")]
     return all(isinstance(t, dict) for t in tables) and all(n is None or isinstance(n, int | float) for n in numbers)
 

@@ -83,6 +83,7 @@ class Sweep:
             file=file,
         )
         sweep.check()
+        sweep.check_given(changes)
         return sweep
 
     def check(self) -> None:
@@ -98,6 +99,15 @@ class Sweep:
                 raise UserError(
                     f"unknown key {word!r}: none of {', '.join(names)} has it. See 'protofed list methods'."
                 )
+
+    def check_given(self, changes: Sequence[str]) -> None:
+        """Raise where the file says for some cells what is now given for all."""
+        for word in changes:
+            key = key_of(word)
+            setting = [label for label, own in self.methods.items() if key in map(key_of, own)]
+            where = f"parameters.{key}" if key in self.parameters else f"methods.{setting[0]}" if setting else ""
+            if where:
+                raise UserError(f"{word!r}: the sweep's {where} sets {key} too, and would win. Change it there.")
 
     def cells(self) -> list[Cell]:
         """Every run, methods in their order and seeds innermost; a UserError names the cell that cannot be."""
@@ -265,11 +275,16 @@ def _parameters(value: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for key, values in value.items():
         if isinstance(values, dict):
-            found |= _parameters(values, f"{prefix}{key}.")
+            inner = _parameters(values, f"{prefix}{key}.")
+            if twice := found.keys() & inner.keys():
+                raise UserError(f"parameters: {min(twice)} is there twice, in quotes and without. Remove one.")
+            found |= inner
             continue
         if not isinstance(values, list) or not values:
             raise UserError(f"parameters: {prefix}{key} = {values!r} should be a list of values to try.")
         if len({text(v) for v in values}) < len(values):
             raise UserError(f"parameters: {prefix}{key} = {values!r} has a value twice. Remove one.")
+        if f"{prefix}{key}" in found:
+            raise UserError(f"parameters: {prefix}{key} is there twice, in quotes and without. Remove one.")
         found[f"{prefix}{key}"] = tuple(values)
     return found

@@ -24,6 +24,7 @@ from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Crew, Outcome, Placed, Share
 
+SHOWN = 5  # damaged cells that are named
 GPU_JOBS = 4  # processes on one GPU
 GPU_SHARED = 0.9  # of a GPU's memory is dealt to them; the rest is for what each keeps beside its tensors
 GPU_MEMORY = 16 * 2**30  # bytes of a GPU for each of them
@@ -120,7 +121,7 @@ def check(
 
 def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
     """The cells that need not be run, with their summaries; a UserError where a folder holds something else."""
-    found = []
+    found, bad = [], []
     for cell, path in placed:
         folder = RunFolder(path)
         try:
@@ -128,7 +129,10 @@ def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
             if folder.finished:
                 found.append((Placed(cell, path), folder.summary()))
         except UserError as error:
-            raise UserError(f"{cell.name}: {error} To run this cell anew, remove {path}.") from None
+            bad.append(f"{cell.name}: {error} To run this cell anew, remove {path}.")
+    if bad:
+        more = [f"And {len(bad) - SHOWN} more."] if len(bad) > SHOWN else []
+        raise UserError(" ".join([*bad[:SHOWN], *more]))
     return found
 
 

@@ -60,8 +60,15 @@ def of_run(run: Path) -> tuple[Experiment, dict[str, Any] | None]:
     if not folder.exists:
         raise UserError(f"--run {run} is no run: it has no experiment.toml. Name a folder that 'protofed run' wrote.")
     experiment = Experiment.from_dict(folder.experiment_dict())
-    found = [(line["round"], line["theory"]) for line in folder.rounds() if line.get("theory")]
-    return experiment, _told(experiment, found, f"{len(found)} rounds of {run}") if found else None
+    lines = [line for line in folder.rounds() if line.get("theory")]
+    try:
+        found = [(line["round"], line["theory"]) for line in lines]
+        return experiment, _told(experiment, found, f"{len(found)} rounds of {run}") if found else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"--run {run}: what its rounds.jsonl says of the theory is damaged, or of another version "
+            f"({type(error).__name__}: {error}). Leave --run out, and give --theory."
+        ) from None
 
 
 def _told(experiment: Experiment, found: Sequence[tuple[int, Entry]], source: str) -> dict[str, Any]:
@@ -69,10 +76,20 @@ def _told(experiment: Experiment, found: Sequence[tuple[int, Entry]], source: st
         "which": found[-1][1]["which"],
         "label": LABEL,
         "source": source,
-        "assumptions": found[-1][1]["assumptions"],
+        "assumptions": _assumptions(found),
         "rounds": [{"round": number, **entry} for number, entry in found],
         "suggests": _suggests(experiment, [entry for _, entry in found]),
     }
+
+
+def _assumptions(found: Sequence[tuple[int, Entry]]) -> str:
+    """Those of the last round, and what is said of earlier ones alone."""
+    *before, (_, last) = found
+    parts = [last["assumptions"]]
+    for number, entry in before:
+        other = [part for part in entry["assumptions"].split("; ") if part not in "; ".join(parts)]
+        parts += [f"round {number}: {'; '.join(other)}"] * bool(other)
+    return "; ".join(parts)
 
 
 def _suggests(experiment: Experiment, entries: Sequence[Entry]) -> Range:
