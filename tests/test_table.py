@@ -224,6 +224,8 @@ def test_the_best_on_the_test_set_cannot_be_had() -> None:
         tabulate(collect("runs"), "accuracy@best")
     with pytest.raises(UserError, match=r"evaluate\.validation"):
         tabulate(collect("runs"), "accuracy@validation")
+    with pytest.raises(UserError, match=r"no run has a number for column 'global model'\. The runs have accuracy, "):
+        tabulate(collect("runs"), "global")
     with pytest.raises(UserError, match="rounds are counted from 1"):
         tabulate(collect("runs"), "accuracy@0")
     folder("held/a", rounds=[line(1, 0.9) | {"validation_mean": 0.4}])
@@ -316,6 +318,7 @@ def test_whatever_is_no_finished_run_is_named_and_left_out() -> None:
         ("rounds.jsonl", "", "its rounds.jsonl ends at round 0 of 60"),
         ("experiment.toml", b"\xff", "cannot be read"),
         ("summary.json", "[1]", "is damaged"),
+        ("summary.json", '{"accuracy_mean": NaN}', "NaN is no number"),
     ],
 )
 def test_one_damaged_run_ends_no_table(file: str, content: str | bytes, why: str) -> None:

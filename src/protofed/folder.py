@@ -49,6 +49,10 @@ class State(NamedTuple):
     totals: dict[str, Any]  # what is added up over the run
 
 
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
 def _checked(table: Any) -> dict[str, Any]:
     """A table whose measured numbers are numbers."""
     if not isinstance(table, dict):
@@ -148,7 +152,8 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         try:
-            return _checked(json.loads(self.file("summary.json").read_text(encoding="utf-8")))
+            text = self.file("summary.json").read_text(encoding="utf-8")
+            return _checked(json.loads(text, parse_constant=_refuse))
         except ValueError as error:
             remedy = "Remove it, and go on: the same sweep again, or run with --resume"
             raise UserError(f"{self.file('summary.json')} is damaged ({error}). {remedy}.") from None

@@ -146,6 +146,9 @@ def choose(texts: str | None, runs: Sequence[Run], usual: Sequence[str] = USUAL)
         if column.at.isdecimal() and int(column.at) > longest:
             raise UserError(f"column {column.metric.title}@{column.at}: the runs have {longest} rounds.")
         known = {key for run in runs for key, value in run.summary.items() if _number(value) is not None}
+        if column.metric in METRICS.values():  # which is no slip of the pen
+            there = ", ".join(name for name, metric in METRICS.items() if metric.key in known)
+            raise UserError(f"no run has a number for column {column.title!r}. The runs have {there}.")
         raise UserError(
             f"no run has a number for column {column.title!r}. {nearest(column.metric.key, {*METRICS, *known})}"
         )

@@ -109,7 +109,7 @@ class _View(SweepWatch):
 
     def ended(self, outcome: Outcome) -> None:
         self.estimate.ended(outcome.cell)
-        self.done += 1
+        self.done += outcome.status != "stopped"
         self.failed += outcome.status == "failed"
 
     def note(self, text: str) -> None:
