@@ -147,6 +147,12 @@ def test_a_method_is_hidden_in_all_figures_at_once(browser: webdriver.Chrome, ma
     assert not any(head.startswith("fedproto") for head in heads)
     assert "fedproto" not in browser.find_element(By.CSS_SELECTOR, "#time .yaxislayer-above").text
     assert browser.find_element(By.CSS_SELECTOR, 'tr[data-label="fedproto"]').get_attribute("class") == "off"
+    said = browser.find_elements(By.CSS_SELECTOR, ".away")
+    assert not any(one.is_displayed() for one in said)
+    for label in ("local", "fednh"):
+        browser.find_element(By.CSS_SELECTOR, f'.method[data-label="{label}"]').click()
+    drawn(browser)
+    assert {one.text for one in said if one.is_displayed()} == {"All methods are hidden."}
     browser.find_element(By.ID, "all").click()
     drawn(browser)
     assert labels(browser) == {"local", "fedproto", "fednh"}
@@ -163,7 +169,15 @@ def test_the_slider_moves_points_and_choices_change_the_axes(browser: webdriver.
     first = places(browser, "embeddings")
     assert len(first) == len(last)
     assert sum(a != b for a, b in zip(first, last, strict=True)) > len(first) / 2
-    assert browser.find_element(By.CSS_SELECTOR, "#embeddings output").text == "1"
+    shown = browser.find_element(By.CSS_SELECTOR, "#embeddings output")
+    assert shown.text == "1"
+    play = browser.find_element(By.CSS_SELECTOR, "#embeddings button[title=Play]")
+    browser.execute_script(f"arguments[1].click(); {script.replace('= 0', '= 2')}", slider, play)
+    last_round = shown.text
+    time.sleep(1.2)
+    assert shown.text == last_round != "1", "a hand that moves the slider ends the play"
+    browser.execute_script(script, slider)
+    drawn(browser)
     for figure, option, expected in (("accuracy", "megabytes", "megabytes"), ("embeddings", "PCA", "")):
         browser.find_element(By.CSS_SELECTOR, f'#{figure} button[data-option="{option}"]').click()
         drawn(browser)
@@ -280,6 +294,7 @@ def test_it_prints_in_light_colours_whatever_the_screen_has(browser: webdriver.C
     assert browser.execute_script("return printed") == ["light"]
     drawn(browser)
     assert browser.execute_script(f"return {theme}") == "dark"
+    assert browser.find_elements(By.CSS_SELECTOR, "details[open]") == []  # as they were
     check_marks(browser)
     check_sound(browser)
 

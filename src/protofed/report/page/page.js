@@ -234,7 +234,7 @@ function figureNode(figure) {
     figure.controls.length ? make("div", { class: "controls" }, ...figure.controls.map((control) => controlNode(figure, control))) : null,
     make("ul", { class: "key legend" }, ...legend(figure)),
     make("div", { class: grid }, ...panels),
-    make("p", { class: "missing", hidden: true }, "All methods are hidden."),
+    make("p", { class: "away", hidden: true }, "All methods are hidden."),
     keys.length ? make("ul", { class: "key" }, ...keys) : null,
     figure.table.length ? numberTable(figure.table) : null,
     make("ul", { class: "notes" }, ...figure.notes.map((note) => make("li", {}, note))));
@@ -390,7 +390,7 @@ async function draw(only = null) {
   document.body.dataset.state = "drawing";
   for (const figure of state.data.figures) {
     for (const key of byId(figure.id).querySelectorAll("[data-colour]")) key.style.color = key.dataset.colour ? shade(key.dataset.colour) : "";
-    const none = byId(figure.id).querySelector(":scope > .panels + .missing");
+    const none = byId(figure.id).querySelector(":scope > .away");
     if (none) none.hidden = !figure.panels.every((panel) => panel.label !== null && state.hidden.has(panel.label));
     figure.panels.forEach((panel, index) => waiting.push({ figure, index, due: state.due?.has(`${figure.id}/${index}`) || !only || figure.id === only }));
   }
