@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from protofed.environment import changed_code, environment
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder, State
+from protofed.interrupt import on_interrupt
 from protofed.prepare import Prepared, draw_cohort, prepare, threads
 from protofed.record import Recorder, classes
 from protofed.results import Result, Watch, finish, refuse_nan, round_numbers
@@ -73,7 +72,7 @@ def carry_out(
 ) -> Result:
     """All that is left of a run whose clients are ready, in this process or elsewhere; `stop` ends it after a round."""
     told = watch.note
-    with _disk(folder), threads(experiment, prepared.engine, told), folder.locked(), _stoppable(watch, stop):
+    with _disk(folder), threads(experiment, prepared.engine, told), folder.locked(), on_interrupt(_ask(watch, stop)):
         state = _open(folder, experiment, prepared, watch, client_bytes)
         choose(experiment, prepared.engine, state.server, folder, watch.note)
         recorder = Recorder(folder, experiment, prepared.engine, state.round, watch.note)
@@ -258,25 +257,16 @@ def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) ->
     return {**sums, "participations": taken, "finished": False}
 
 
-@contextlib.contextmanager
-def _stoppable(watch: Watch, stop: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C ends the run after its round, whose work is not lost; the second ends it at once."""
+def _ask(watch: Watch, stop: threading.Event) -> Callable[[], None]:
+    """For Ctrl-C: the first ends the run after its round, whose work is not lost; the second ends it at once."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask() -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
         watch.note("stopping as soon as this round is whole; Ctrl-C again stops at once")
 
-    usual = signal.getsignal(signal.SIGINT)
-    mine = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
-    if mine:
-        signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGINT, usual)
+    return ask
 
 
 @contextlib.contextmanager

@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import protofed
 from protofed.errors import UserError
+from protofed.interrupt import on_interrupt
 from protofed.results import Result
 from protofed.sweep.plan import Cell
 from protofed.sweep.watch import SweepWatch
@@ -121,7 +120,7 @@ class Crew:
         """Outcomes as they come; after Ctrl-C those at work are saved, and the others are left."""
         left = collections.deque(todo)
         later: list[tuple[float, Placed]] = []  # cells that another process is writing, and when to look again
-        with self._stoppable():
+        with on_interrupt(self._stop):
             try:
                 self.workers = [_Worker(share) for share in self.shares[: len(left)]]
                 while self._at_work() or ((left or later) and not self.asked):
@@ -192,26 +191,13 @@ class Crew:
             self.workers.append(_Worker(worker.share))
         return Outcome(*placed, "stopped" if self.asked else "failed", reason) if placed else None
 
-    @contextlib.contextmanager
-    def _stoppable(self) -> Iterator[None]:
+    def _stop(self) -> None:
         """The first Ctrl-C lets every cell finish its round and save it; the second saves at once, the third kills."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.asked += 1
-            if self.asked == 1:
-                self.watch.note("stopping as soon as the rounds at work are whole; Ctrl-C again stops at once")
-            if self.asked > 2:
-                raise KeyboardInterrupt
-            for worker in self.workers:
-                if worker.placed is not None:
-                    worker.interrupt()
-
-        usual = signal.getsignal(signal.SIGINT)
-        mine = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
-        if mine:
-            signal.signal(signal.SIGINT, ask)
-        try:
-            yield
-        finally:
-            if mine:
-                signal.signal(signal.SIGINT, usual)
+        self.asked += 1
+        if self.asked == 1:
+            self.watch.note("stopping as soon as the rounds at work are whole; Ctrl-C again stops at once")
+        if self.asked > 2:
+            raise KeyboardInterrupt
+        for worker in self.workers:
+            if worker.placed is not None:
+                worker.interrupt()
