@@ -3,7 +3,8 @@
 Numbers: `classes`, silhouette of the classes over all clients; `clients`, how often the nearest neighbour within a
 class is of the same client, less chance; `agreement`, cosine between two clients' mean embeddings of a class, centred;
 `semantics`, cosine of the second and third class's means less that of the second and first; `spread`, mean distance to
-the class mean over the mean distance between class means; `within`, `between`, `gap`, cosine of class vectors.
+the class mean over the mean distance between class means; `distance`, mean square of the distance to the class's
+prototype, over the width; `within`, `between`, `gap`, cosine of class vectors.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from protofed.engines.reference import ReferenceEngine
 from protofed.errors import UserError
 from protofed.experiment import Experiment
 from protofed.folder import RunFolder
-from protofed.method import Mean
+from protofed.method import Client, Mean
 from protofed.methods.fednh import FedNH
 from protofed.prepare import prepare
 from protofed.reproduce.entry import Entry
@@ -41,7 +42,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.ndarray]:
-    """Embeddings `z`, `y`, `client`, the class `vectors` where the method has some, `groups` of classes if known."""
+    """Embeddings `z`, `y`, `client`, the class `vectors` of the server and the clients' `own`, `groups` of classes."""
     state, _ = RunFolder(folder).restore("cpu")
     if state is None:
         raise UserError(f"its models, which are shown, are gone. Remove {folder.name} to run it anew.")
@@ -59,8 +60,10 @@ def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.n
     own = not figure.clients
     asked = [c for c in figure.classes if c < engine.federation.classes]
     classes = asked if len(asked) == len(figure.classes) else list(range(min(3, engine.federation.classes)))
-    known = list(state.clients)
+    known = sorted(state.clients)
     who = known if own else known[: max(MANY, len(figure.clients))]
+    if figure.kind == "plane" and plan.method.prototypes(state.server) is None:
+        arrays["own"] = np.stack([_head(state.clients[client]) for client in who])
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for client in who:
         federation = engine.federation
@@ -89,7 +92,12 @@ def class_vectors(plan: Experiment, server: Any) -> np.ndarray | None:
     if isinstance(server, dict) and isinstance(server.get("prototypes"), Mean):
         return server["prototypes"].value.numpy()
     model = plan.method.global_client(server)
-    heads = [p for name, p in (model.params if model else {}).items() if name.startswith("head.") and p.ndim == 2]
+    return _head(model) if model else None
+
+
+def _head(client: Client) -> np.ndarray | None:
+    """The rows of the last layer of a client's head (C, D)."""
+    heads = [p for name, p in client.params.items() if name.startswith("head.") and p.ndim == 2]
     return heads[-1].numpy() if heads else None
 
 
@@ -116,6 +124,8 @@ def numbers(view: Mapping[str, np.ndarray]) -> dict[str, float | None]:
         found["clients"] = _same_client(z, y, client)
         found["agreement"] = _agreement(z, y, client)
         found["spread"] = _spread(z, y, client)
+        if "vectors" in view and view["vectors"].shape[1:] == z.shape[1:]:
+            found["distance"] = float(np.square(z - view["vectors"][y]).mean())
         if len(view["classes"]) == 3:
             found["semantics"] = _semantics(z, y, client, view["classes"])
     return found

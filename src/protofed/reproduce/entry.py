@@ -59,7 +59,7 @@ class Claim(Strict):
     than: str = ""
     """The column to compare with, if it is another one."""
     says: str = ""
-    """The paper's words, where there are no numbers."""
+    """What the paper says, in short, where there are no numbers."""
 
 
 class Figure(Strict):
@@ -69,6 +69,8 @@ class Figure(Strict):
     x: str = ""
     """lines: the parameter along the axis."""
     metric: str = "accuracy_mean"
+    dashed: str = ""
+    """curves: the same by nearest prototype, where a run has it; `metric` is then by classifier."""
     methods: list[str] = []
     """Which rows are drawn; none: all."""
     clients: list[int] = []

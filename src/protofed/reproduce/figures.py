@@ -107,7 +107,8 @@ def _lines(entry: Entry, measured: Measured, done: Sequence[Done], views: Views)
             axes.set_xscale("log")
             axes.set_xticks([float(x) for x, _ in points], [x for x, _ in points])
             axes.minorticks_off()
-        _plain(axes, group or entry.shows, entry.figure.x, "accuracy, %")
+        percent = columns[points[0][1]].unit == "%"
+        _plain(axes, group or entry.shows, entry.figure.x, "accuracy, %" if percent else group)
         axes.legend(frameon=False, fontsize=7)
     return canvas
 
@@ -135,21 +136,23 @@ def _curves(entry: Entry, measured: Measured, done: Sequence[Done], views: Views
     assert entry.figure is not None
     experiments = list(dict.fromkeys(one.cell.labels["experiment"] for one in done))
     canvas, grid = _grid(len(experiments), 2, 4.6)
-    key = entry.figure.metric
+    named = [(entry.figure.metric, "", "-")]
+    if entry.figure.dashed:
+        named = [(entry.figure.metric, ", by classifier", "-"), (entry.figure.dashed, ", by prototype", "--")]
     for axes, experiment in zip(grid, experiments, strict=True):
         for colour, row in zip(COLOURS * 3, entry.rows, strict=False):
-            by_round: dict[int, list[float]] = {}
-            for one in done:
-                if one.cell.labels["experiment"] == experiment and one.cell.labels["method"] == row:
-                    for line in one.result.rounds:
-                        if line.get(key) is not None:
-                            by_round.setdefault(line["round"], []).append(100 * line[key])
-            if by_round:
-                x = sorted(by_round)
-                axes.fill_between(
-                    x, [min(by_round[r]) for r in x], [max(by_round[r]) for r in x], color=colour, alpha=0.15, lw=0
-                )
-                axes.plot(x, [np.mean(by_round[r]) for r in x], color=colour, lw=1.6, label=row)
+            runs = [
+                o.result for o in done if (o.cell.labels["experiment"], o.cell.labels["method"]) == (experiment, row)
+            ]
+            for key, called, style in named:
+                by_round: dict[int, list[float]] = {}
+                for line in (line for run in runs for line in run.rounds if line.get(key) is not None):
+                    by_round.setdefault(line["round"], []).append(100 * line[key])
+                if by_round:
+                    x = sorted(by_round)
+                    low, high = [min(by_round[r]) for r in x], [max(by_round[r]) for r in x]
+                    axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+                    axes.plot(x, [np.mean(by_round[r]) for r in x], style, color=colour, lw=1.6, label=row + called)
         _plain(axes, experiment, "round", "accuracy, %")
         axes.legend(frameon=False, fontsize=7, loc="lower right")
     return canvas
@@ -186,7 +189,8 @@ def _panels(entry: Entry, done: Sequence[Done], views: Views) -> tuple[list[Pane
         vectors = view.get("vectors", np.zeros((0, 0)))
         if figure.kind == "embeddings" and (figure.clients or one.cell.experiment.method_name != "fedproto"):
             vectors = vectors[:0]  # rows of a head are no points among the samples
-        who = np.unique(view["client"])[: len(figure.clients)] if figure.clients else np.unique(view["client"])
+        everyone = np.unique(view["client"])
+        who = everyone[: len(figure.clients)] if figure.clients else everyone
         for clients in [[client] for client in who] if figure.by == "tsne" and figure.clients else [who]:
             rows = np.isin(view["client"], clients)  # t-SNE places each by itself; all else has one plane for all
             z, y, owner = view["z"][rows], view["y"][rows], view["client"][rows]
@@ -194,7 +198,10 @@ def _panels(entry: Entry, done: Sequence[Done], views: Views) -> tuple[list[Pane
             for client in clients if figure.clients else [None]:
                 own = np.ones(len(z), bool) if client is None else owner == client
                 title = label if client is None else f"{label}, client {client}"
-                panels.append(Panel(title, flat[: len(z)][own], y[own], flat[len(z) :]))
+                marks = flat[len(z) :]
+                if client is not None and "own" in view:
+                    marks = view["own"][everyone.tolist().index(client)]
+                panels.append(Panel(title, flat[: len(z)][own], y[own], marks))
     return panels, classes
 
 

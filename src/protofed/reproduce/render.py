@@ -166,8 +166,8 @@ def to_go(measured: Measured) -> list[str]:
 def orders(entry: Entry, measured: Measured) -> Iterator[str]:
     """One line a claim: in which columns it holds, in which not, and where seeds disagree."""
     for ordering in orderings(entry, measured):
-        quote = f' ("{ordering.says}")' if ordering.says else ""
-        yield f"- {ordering.text}{quote}: {_verdicts(entry, ordering)}"
+        paper = f" (the paper: {ordering.says})" if ordering.says else ""
+        yield f"- {ordering.text}{paper}: {_verdicts(entry, ordering)}"
 
 
 def _verdicts(entry: Entry, ordering: Ordering) -> str:
