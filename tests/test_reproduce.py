@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,11 +116,13 @@ def test_mpfedcl_as_reported(papers: dict[str, str], table: str) -> None:
 def test_fedpr_and_counts_as_reported(papers: dict[str, str]) -> None:
     assert "FedPR and FedAvg is 94.62% and 91.57%" in papers["fedpr"]
     assert "FedPR and FedAvg is 86.05% and 79.04%" in papers["fedpr"]
-    assert load("fedpr/figure-2").reported == {"fedavg": ["91.57"] * 2, "fedpr": ["94.62"] * 2}
-    assert load("fedpr/figure-3").reported == {"fedavg": ["79.04"] * 2, "fedpr": ["86.05"] * 2}
+    early = ["", ""]  # which the paper draws, and gives no numbers of
+    assert load("fedpr/figure-2").reported == {"fedavg": ["91.57"] * 2 + early, "fedpr": ["94.62"] * 2 + early}
+    assert load("fedpr/figure-3").reported == {"fedavg": ["79.04"] * 2 + early, "fedpr": ["86.05"] * 2 + early}
     (counts,) = load("mpfedcl/table-2").reported.values()
-    for title, model, prototypes in zip(DATA, counts[::2], counts[1::2], strict=True):
-        assert f"{title} {int(model):,} {int(prototypes):,}" in papers["mpfedcl"]
+    for title, model, prototypes, ratio in zip(DATA, counts[::3], counts[1::3], counts[2::3], strict=True):
+        written = rf"{title} {int(model):,} {int(prototypes):,} \approx {float(ratio) / 100:.3f}"
+        assert written in papers["mpfedcl"]
 
 
 # judging
@@ -271,9 +274,27 @@ def test_numbers_of_embeddings() -> None:
     assert alike["classes"] > 0.7 > turned["classes"]  # type: ignore[operator]
     assert abs(alike["clients"]) < 0.3 < turned["clients"]  # type: ignore[operator, arg-type]
     assert alike["semantics"] > 0.5  # type: ignore[operator]
+    away = embed.numbers(view | {"z": centres[y] + 2.0, "vectors": centres})
+    assert away["distance"] == pytest.approx(4)
     groups = embed.numbers({"vectors": centres, "groups": np.array([0, 1, 1])})
     assert groups["gap"] == pytest.approx(groups["within"] - groups["between"])  # type: ignore[operator]
     assert groups["within"] > 0.9 > groups["between"]  # type: ignore[operator]
+
+
+def test_a_plane_shows_each_clients_own_class_vectors() -> None:
+    own = np.arange(24.0).reshape(2, 6, 2) + 1
+    z = np.random.default_rng(0).normal(size=(12, 2))
+    view = {"z": z, "y": np.tile(np.arange(6), 2), "client": np.repeat([4, 7], 6), "classes": np.arange(6)}
+    view |= {"vectors": np.ones((6, 2)), "own": own}
+    entry = load("fednh/figure-2")
+    done: Any = SimpleNamespace(
+        cell=SimpleNamespace(labels={"method": "fedavg"}, experiment=SimpleNamespace(method_name="fedavg"))
+    )
+    views: Any = SimpleNamespace(view=lambda one: view)
+    panels, _ = figures._panels(entry, [done], views)
+    assert [panel.title for panel in panels] == ["fedavg, client 4", "fedavg, client 7"]
+    for panel, head in zip(panels, own, strict=True):
+        np.testing.assert_array_equal(panel.marks, head)
 
 
 # the command

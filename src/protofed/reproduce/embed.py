@@ -63,7 +63,8 @@ def compute(entry: Entry, folder: Path, data_dir: Path | None) -> dict[str, np.n
     known = sorted(state.clients)
     who = known if own else known[: max(MANY, len(figure.clients))]
     if figure.kind == "plane" and plan.method.prototypes(state.server) is None:
-        arrays["own"] = np.stack([_head(state.clients[client]) for client in who])
+        heads = [head for client in who if (head := _head(state.clients[client])) is not None]
+        arrays |= {"own": np.stack(heads)} if len(heads) == len(who) else {}
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for client in who:
         federation = engine.federation

@@ -28,10 +28,8 @@ def count(plan: Plan, data_dir: Path | None) -> Rows:
         spec = prepare(cell.experiment, data_dir).engine.specs()[0]
         method = cell.experiment.method
         assert isinstance(method, PrototypePool)
-        numbers = {
-            "count:model": sum(p.numel() for p in spec.params.values()),
-            "count:prototypes": spec.classes * method.slots * spec.dim,
-        }
+        model, prototypes = sum(p.numel() for p in spec.params.values()), spec.classes * method.slots * spec.dim
+        numbers = {"count:model": model, "count:prototypes": prototypes, "count:ratio": prototypes / model}
         row = rows.setdefault(cell.labels["method"], {})
         row |= {c.name: [float(numbers[c.metric])] for c in plan.entry.columns if matches(c, cell)}
     return rows
