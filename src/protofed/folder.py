@@ -132,6 +132,14 @@ class RunFolder:
         """The lines of rounds.jsonl; a last line that was cut off by a kill is left out."""
         return self._lines("rounds.jsonl")
 
+    def check_rounds(self, rounds: int) -> None:
+        """Raise where a finished run's rounds.jsonl lacks some of its rounds."""
+        last = next((line.get("round") for line in reversed(self.rounds())), 0)
+        if last != rounds:
+            raise UserError(
+                f"{self.file('rounds.jsonl')} ends at round {last} of {rounds}, although the run is finished."
+            )
+
     def clients(self) -> list[dict[str, Any]]:
         """The lines of clients.jsonl, which comes after the last round."""
         return self._lines("clients.jsonl")

@@ -279,5 +279,5 @@ def _disk(folder: RunFolder) -> Iterator[None]:
             raise
         raise UserError(
             f"no space is left for {folder.path}. Nothing that was saved is lost: "
-            "free some space, and go on with --resume."
+            "free some space, and go on: run with --resume, or the same sweep again."
         ) from None

@@ -1,5 +1,6 @@
 """The command line: one file a command, or a few that belong together."""
 
+import errno
 import sys
 from typing import Annotated, NoReturn
 
@@ -85,7 +86,9 @@ def main() -> None:
     except UserError as error:
         _refuse(str(error))
     except OSError as error:  # a folder that may not be written, a path that is too long
-        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}. Use another path.")
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        _refuse(f"{where}{error.strerror or error}. {'Free some space' if full else 'Use another path'}.")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -10,8 +10,8 @@ from protofed.cli.common import DataDir, Overrides, Track, console, errors, say,
 from protofed.errors import UserError
 from protofed.folder import RunFolder
 from protofed.report import render
-from protofed.report.gather import FAILED, Run
-from protofed.report.tabulate import Collected, Table, collect, tabulate
+from protofed.report.gather import FAILED, Run, read
+from protofed.report.tabulate import Collected, Table, tabulate
 from protofed.sweep import Outcome, Sweep, run_sweep
 from protofed.sweep.run import check, place
 from protofed.sweep.view import view
@@ -58,7 +58,8 @@ def sweep(
     track_all(track)
     outcomes = run_sweep(plan, folder, data_dir=data_dir, jobs=jobs, watch=view(console))
     if any(outcome.summary for outcome in outcomes):
-        table_of(collect(folder), [outcome.folder for outcome in outcomes if outcome.summary])
+        done = [(outcome.folder, outcome.cell.labels) for outcome in outcomes if outcome.summary]
+        table_of(read(done), [folder for folder, _ in done])
     say(f"runs: {folder}")
     closing(outcomes)
 

@@ -212,8 +212,9 @@ def _spiral(counts: list[int], noise: float) -> Found:
 
 
 def _find(name: str, root: Path) -> Path:
-    """The file or folder of that name: as a path, then in the data folder, with and without .npz."""
-    places = list(dict.fromkeys([Path(name), root / name, root / f"{name}.npz"]))
+    """The file or folder of that name: in the data folder, with and without .npz; what has slashes is a path first."""
+    inside = [root / name, root / f"{name}.npz"]
+    places = list(dict.fromkeys([Path(name), *inside] if Path(name).name != name else [*inside, Path(name)]))
     there = [place for place in places if _exists(place)]
     # A folder that merely has the name of a data set (./mnist of something else) does not hide the data set.
     if usable := [place for place in there if kind_of(place)]:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from protofed.environment import changed_code
 from protofed.errors import UserError
+from protofed.experiment import Experiment
 from protofed.folder import RunFolder
 from protofed.report.runs import flat, that_counts
 
@@ -55,6 +57,15 @@ class Run:
     def environment(self) -> dict[str, Any]:
         return RunFolder(self.folder).environment()
 
+    def changed_code(self) -> list[str]:
+        """Import paths of methods and models whose file is not what it was."""
+        if not self.environment.get("own"):
+            return []
+        try:
+            return changed_code(RunFolder(self.folder), Experiment.from_dict(self.experiment))
+        except UserError:  # of another version, or the file is gone
+            return []
+
     @property
     def version(self) -> str:
         """The protofed that made it."""
@@ -84,20 +95,25 @@ def collect(
 
     `everything` takes runs that lie in a sweep's folder without being of it, `any_version` those of other versions.
     """
-    runs: list[Run] = []
     left_out: list[LeftOut] = []
+    named: list[tuple[Path, dict[str, str] | None]] = []
     for folder in [source] if isinstance(source, str | Path) else source:
         if not Path(folder).is_dir():
             raise UserError(f"there is no folder {str(folder)!r}. Name the folder of a sweep, of a run, or of several.")
-        for path, labels in _candidates(Path(folder), everything, left_out):
-            read = _read(path, labels)
-            if isinstance(read, Run):
-                runs.append(read)
-            else:
-                left_out.append(read)
+        named += _candidates(Path(folder), everything, left_out)
+    return read(named, left_out, any_version)
+
+
+def read(
+    named: Iterable[tuple[Path, Mapping[str, str] | None]], left_out: Sequence[LeftOut] = (), any_version: bool = False
+) -> Collected:
+    """The finished runs in these folders, with the labels that a sweep gave them."""
+    found = [_read(path, labels) for path, labels in named]
+    runs = [run for run in found if isinstance(run, Run)]
+    left_out = [*left_out, *(out for out in found if isinstance(out, LeftOut))]
     if not any_version:
         runs = _one_version(runs, left_out)
-    _label([run for run in runs if "experiment" not in run.labels])
+    _label(runs)
     return Collected(runs, left_out)
 
 
@@ -117,7 +133,8 @@ def _candidates(
             yield from _candidates(path, everything, left_out)
         return
     try:
-        listing = [(str(row["folder"]), dict(row["labels"])) for row in json.loads((folder / LISTING).read_text())]
+        rows = json.loads((folder / LISTING).read_text())
+        listing = [(str(row["folder"]), row["labels"] | {"method": str(row["labels"]["method"])}) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / LISTING} is damaged ({error}). Run the sweep again: it writes it anew.") from None
     yield from ((folder / name, labels) for name, labels in listing)
@@ -129,7 +146,7 @@ def _candidates(
             left_out.append(LeftOut(path, "not a cell of sweep.toml (--all takes it)"))
 
 
-def _read(path: Path, labels: dict[str, str] | None) -> Run | LeftOut:
+def _read(path: Path, labels: Mapping[str, str] | None) -> Run | LeftOut:
     folder = RunFolder(path)
     try:
         failed = path.with_name(f"{path.name}{FAILED}")
@@ -178,13 +195,17 @@ def unlike(run: Run, other: Run) -> list[str]:
 
 
 def _label(runs: Sequence[Run]) -> None:
-    """Labels of runs that belong to no sweep: the method, and every key in which they differ."""
+    """Labels of runs that belong to no sweep: the method, and every key in which runs differ."""
+    if all("experiment" in run.labels for run in runs):
+        return
     plain = [_flat(run.experiment) for run in runs]
     values: dict[tuple[str, str], set[str]] = {}
     for run, keys in zip(runs, plain, strict=True):
         for key, value in keys.items():
             values.setdefault(_scope(run, key), set()).add(str(value))
     for run, keys in zip(runs, plain, strict=True):
+        if "experiment" in run.labels:
+            continue
         differ = {key: str(value) for key, value in keys.items() if len(values[_scope(run, key)]) > 1}
         run.labels = {"experiment": "", "method": str(run.summary["method"]), "seed": str(run.seed), **differ}
 

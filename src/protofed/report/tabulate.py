@@ -11,7 +11,13 @@ from protofed.report.columns import LAST, USUAL, Column, choose, deviation
 from protofed.report.gather import Collected, LeftOut, Run, collect, unlike
 
 __all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
-SETTING = ("data", "partition", "clients", "evaluate.validation")  # what makes another task of it: columns, not rows
+SETTING = (
+    "data",
+    "partition",
+    "clients",
+    "held_out_clients",
+    "evaluate.validation",
+)  # what makes another task of it: columns, not rows
 DIGITS = 2  # of a percentage; what reads alike is marked alike
 
 
@@ -228,10 +234,12 @@ def _remarks(table: Table) -> list[str]:
                     f"cannot be compared: {row.label}{where}, seeds {_list(odd)}, had other data or another partition "
                     "than the other rows; it is neither ranked nor tested there"
                 )
-    counts = {entry.n for row in table.rows for entry in row.entries.values()}
-    if len(counts) > 1:
-        many = _list(sorted(counts))
+    counts = [{row.entries[at].n for row in table.rows if at in row.entries} for at in _filled(table)]
+    many = _list(sorted(set().union(*counts)))
+    if any(len(some) > 1 for some in counts):
         notes.append(f"rows have different numbers of seeds ({many}); those with fewer say so and are not ranked")
+    elif len({*map(frozenset, counts)}) > 1:
+        notes.append(f"columns have different numbers of seeds ({many}); those with fewer say so")
     elif any(len({tuple(r.entries[at].values) for r in table.rows if at in r.entries}) > 1 for at in _filled(table)):
         seeds = {row.label: sorted({seed for _, seed in row.runs}) for row in table.rows}
         shown = "; ".join(f"{label}: {_list(some)}" for label, some in seeds.items())
@@ -240,6 +248,8 @@ def _remarks(table: Table) -> list[str]:
     for row in table.rows:
         if len({str(run.environment["own"]) for run in row.runs.values() if "own" in run.environment}) > 1:
             notes.append(f"{row.label}: its code was changed between its runs, which are not of one method or model")
+        elif changed := sorted({name for run in row.runs.values() for name in run.changed_code()}):
+            notes.append(f"{row.label}: the file of {_list(changed)} has changed since its runs")
     judged: dict[str, list[str]] = {}
     for row in table.rows:
         summary = next(iter(row.runs.values())).summary

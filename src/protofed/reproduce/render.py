@@ -106,9 +106,26 @@ def page(entry: Entry, measured: Measured) -> str:
     parts = [f"# {heading(entry)}", PAPERS[entry.paper] + "."]
     if measured.label:
         parts.append(f"**{measured.label}**")
-    parts += [entry.about.strip(), entry.replaced.strip(), settings(entry), markdown(entry, measured).strip()]
+    parts += [entry.about.strip(), entry.replaced.strip(), settings(entry), _smaller(entry, measured)]
+    parts.append(markdown(entry, measured).strip())
     parts += [f"- {line}" for line in (*notes(entry, measured), *to_go(measured))]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _smaller(entry: Entry, measured: Measured) -> str:
+    """What a quick version changes in these settings."""
+    if not (entry.sweep and measured.label.startswith(QUICK)):
+        return ""
+    quick = entry.quick
+    words, grid = list(quick.changes), dict(quick.parameters)
+    if entry.stand_in and entry.stand_in.says in measured.label:
+        words = [*entry.stand_in.changes, *words]
+    elif quick.digits and "digits" in measured.label:
+        words, grid = [*words, *quick.digits.changes], grid | quick.digits.parameters
+    said = [f"`{name}`" for name in quick.experiment[: 1 if "digits" in measured.label else None]]
+    said += [f"`{word}`" for word in words] + [f"`{key}` = {', '.join(map(str, some))}" for key, some in grid.items()]
+    said.append(f"seeds {', '.join(map(str, measured.seeds))}")
+    return f"What is above is the whole entry. This quick version: {'; '.join(said)}."
 
 
 def settings(entry: Entry) -> str:

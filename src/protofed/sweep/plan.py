@@ -99,15 +99,24 @@ class Sweep:
                 raise UserError(
                     f"unknown key {word!r}: none of {', '.join(names)} has it. See 'protofed list methods'."
                 )
+        self._check_grid()
+
+    def _check_grid(self) -> None:
+        """Raise where a parameter would undo what a label stands for."""
+        for key, (label, own) in itertools.product(self.parameters, self.methods.items()):
+            twice = [word for word in own if _same(key_of(word), key)]
+            if twice and takes(method_of(label, own), key):
+                raise UserError(f"methods.{label} says {twice[0]!r}, which parameters.{key} would undo. Remove one.")
 
     def check_given(self, changes: Sequence[str]) -> None:
         """Raise where the file says for some cells what is now given for all."""
         for word in changes:
             key = key_of(word)
-            setting = [label for label, own in self.methods.items() if key in map(key_of, own)]
-            where = f"parameters.{key}" if key in self.parameters else f"methods.{setting[0]}" if setting else ""
+            where = [f"parameters.{other}" for other in self.parameters if _same(other, key)]
+            for label, own in self.methods.items():
+                where += [f"methods.{label}" for other in map(key_of, own) if _same(other, key)]
             if where:
-                raise UserError(f"{word!r}: the sweep's {where} sets {key} too, and would win. Change it there.")
+                raise UserError(f"{word!r}: the sweep's {where[0]} sets {key} too, and would win. Change it there.")
 
     def cells(self) -> list[Cell]:
         """Every run, methods in their order and seeds innermost; a UserError names the cell that cannot be."""
@@ -204,6 +213,11 @@ def key_of(word: str) -> str:
     return word.partition("=")[0].strip()
 
 
+def _same(key: str, other: str) -> bool:
+    """Whether two keys set the same: model is model.name."""
+    return key.removesuffix(".name") == other.removesuffix(".name")
+
+
 def text(value: Any) -> str:
     """A value as it stands behind `key=`, on one line."""
     if isinstance(value, Mapping):
@@ -282,7 +296,7 @@ def _parameters(value: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
             continue
         if not isinstance(values, list) or not values:
             raise UserError(f"parameters: {prefix}{key} = {values!r} should be a list of values to try.")
-        if len({text(v) for v in values}) < len(values):
+        if len({float(v) if type(v) in (int, float) else text(v) for v in values}) < len(values):
             raise UserError(f"parameters: {prefix}{key} = {values!r} has a value twice. Remove one.")
         if f"{prefix}{key}" in found:
             raise UserError(f"parameters: {prefix}{key} is there twice, in quotes and without. Remove one.")

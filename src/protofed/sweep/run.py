@@ -67,6 +67,8 @@ def _by_hand(file: Path) -> bool:
 
 def place(cells: Sequence[Cell], out: Path) -> list[Placed]:
     """Where every cell is, or will be: a folder is found by its hash, whatever it was called."""
+    if out.is_file():
+        raise UserError(f"{out} is a file. Name a folder for the runs with --out.")
     there = (
         {path.name.rpartition("-")[2]: path for path in sorted(out.iterdir()) if path.is_dir()} if out.is_dir() else {}
     )
@@ -98,7 +100,7 @@ def run_cells(
     try:
         for outcome in Crew(shares, where, watch).work(todo) if todo else ():
             outcomes[outcome.folder] = outcome
-            _write_reason(outcome)
+            _write_reason(outcome, watch)
             watch.ended(outcome)
     finally:
         watch.end()
@@ -127,6 +129,7 @@ def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
         try:
             folder.check(cell.experiment, resume=True)
             if folder.finished:
+                folder.check_rounds(cell.experiment.rounds)
                 found.append((Placed(cell, path), folder.summary()))
         except UserError as error:
             bad.append(f"{cell.name}: {error} To run this cell anew, remove {path}.")
@@ -218,10 +221,13 @@ def _gpus() -> list[str]:
     return named or [str(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
-def _write_reason(outcome: Outcome) -> None:
+def _write_reason(outcome: Outcome, watch: SweepWatch) -> None:
     """A failure's traceback beside the folder, until it succeeds."""
     path = outcome.folder.with_name(f"{outcome.folder.name}{FAILED}")
-    if outcome.status == "failed":
-        write_atomically(path, (outcome.reason + "\n").encode())
-    elif outcome.status == "done":
-        path.unlink(missing_ok=True)
+    try:
+        if outcome.status == "failed":
+            write_atomically(path, (outcome.reason + "\n").encode())
+        elif outcome.status == "done":
+            path.unlink(missing_ok=True)
+    except OSError as error:  # a full disk; the other cells go on
+        watch.note(f"{path} cannot be written ({error.strerror or error})")

@@ -108,8 +108,9 @@ class _View(SweepWatch):
         self.estimate.round(cell, line)
 
     def ended(self, outcome: Outcome) -> None:
-        self.estimate.ended(outcome.cell)
-        self.done += outcome.status != "stopped"
+        if outcome.status != "stopped":
+            self.estimate.ended(outcome.cell)
+            self.done += 1
         self.failed += outcome.status == "failed"
 
     def note(self, text: str) -> None:

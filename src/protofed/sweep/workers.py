@@ -23,6 +23,7 @@ from protofed.sweep.watch import SweepWatch
 from protofed.sweep.worker import Order
 
 WORKER = "from protofed.sweep.worker import main; main()"
+STARTS = 3  # of workers in a row that fail, before it is given up
 BUSY_SECONDS = 1.0  # until a cell that another process is writing is tried again
 
 
@@ -115,6 +116,7 @@ class Crew:
         self.shares, self.data_dir, self.watch = shares, data_dir, watch
         self.workers: list[_Worker] = []
         self.asked = 0  # how often the user asked to stop
+        self.stillborn = 0  # workers in a row that died while starting
 
     def work(self, todo: Sequence[Placed]) -> Iterator[Outcome]:
         """Outcomes as they come; after Ctrl-C those at work are saved, and the others are left."""
@@ -165,7 +167,7 @@ class Crew:
         """Act on a message; the outcome, if it says one."""
         kind, placed = message[0], worker.placed
         if kind == "ready":
-            worker.ready = True
+            worker.ready, self.stillborn = True, 0
         elif kind == "begun" and placed:
             self.watch.begun(placed.cell, message[1])
         elif kind == "round" and placed:
@@ -185,9 +187,10 @@ class Crew:
         worker.placed = None
         self.workers.remove(worker)
         worker.close()
-        if not worker.ready:
-            raise UserError(f"a worker cannot be started: {reason}. Try one of the cells with 'protofed run'.")
-        if not self.asked:
+        self.stillborn += not worker.ready
+        if self.stillborn >= STARTS and not any(other.ready for other in self.workers):
+            raise UserError(f"workers cannot be started: {reason}. Try one of the cells with 'protofed run'.")
+        if not self.asked and self.stillborn < STARTS:  # otherwise those that did start go on alone
             self.workers.append(_Worker(worker.share))
         return Outcome(*placed, "stopped" if self.asked else "failed", reason) if placed else None
 
