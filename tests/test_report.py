@@ -1,6 +1,7 @@
 """The report: what is read, what is left out and said, and that its numbers are right."""
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from protofed.cli.report import write
 from protofed.errors import UserError
 from protofed.report import html, paper
 from protofed.report.figure import told_apart
-from protofed.report.figures import clients, confusion, embeddings, projection, similarity, time, traffic
+from protofed.report.figures import clients, confusion, embeddings, partition, projection, similarity, time, traffic
 from protofed.report.figures.accuracy import curve
 from protofed.report.groups import group, incomparable
 from protofed.report.runs import gather
@@ -64,6 +65,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
     assert [method["label"] for method in data["methods"]] == ["fedproto"]
 
 
+CLIENT = b'{"client": 0, "architecture": "a", "train": 1, "accuracy": %s, "classes": %s}\n'
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("file", "damage", "why"),
@@ -75,6 +79,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
         ("rounds.jsonl", b'{"round": 99, "loss": 1, "theory": "yes"}\n', "no rounds"),
         ("rounds.jsonl", b'{"round": 99, "loss": 1, "parts": [1]}\n', "no rounds"),
         ("rounds.jsonl", b'{"round": 99, "loss": Infinity, "seconds": NaN, "parts": {"a": NaN}}\n', "NaN or Infinity"),
+        ("rounds.jsonl", b'{"round": 99, "loss": 1, "margin": "wide"}\n', "margin is 'wide', which is no number"),
+        ("rounds.jsonl", b'{"round": 99, "loss": 1, "accuracy_worst10": [1]}\n', "which is no number"),
+        ("rounds.jsonl", b'{"round": 99, "loss": 1, "bytes_up_by": {"weights": "x"}}\n', "which is no number"),
+        ("rounds.jsonl", b'{"round": 99, "loss": 1, "parts": {"train": null}}\n', "no rounds"),
         ("experiment.toml", b"\xff", "another version"),
         ("summary.json", b"[]", "is damaged"),
         ("summary.json", b'{"accuracy_mean": "high"}', "accuracy_mean is 'high', which is no number"),
@@ -82,7 +90,13 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path: Path) -> N
         ("clients.jsonl", b"7\n", "clients.jsonl cannot be read"),
         ("clients.jsonl", b'{"client": 0}\n', "clients.jsonl cannot be read"),
         ("clients.jsonl", b'{"client": 0, "accuracy": "x"}\n', "accuracy is 'x', which is no number"),
+        ("clients.jsonl", CLIENT % (b"NaN", b"[0]"), "clients.jsonl has NaN or Infinity"),
+        ("clients.jsonl", CLIENT % (b"0.5", b"null"), "clients.jsonl cannot be read"),
+        ("clients.jsonl", CLIENT % (b"0.5", b"[0]"), "clients: it was cut, and is left out"),
+        ("clients.jsonl", b"", "clients.jsonl cannot be read (it is empty)"),
         ("classes.json", b'{"names": ["one"]}', "1 names for"),
+        ("classes.json", b'{"names": 7}', "classes.json cannot be read"),
+        ("classes.json", b'{"superclasses": ["a", null]}', "classes.json cannot be read"),
         ("partition.npz", b"", "partition.npz cannot be read"),
     ],
 )
@@ -125,6 +139,72 @@ def test_a_damaged_part_costs_its_figure_alone(tmp_path: Path) -> None:
     assert ["views.npz" in reason for _, reason in data["remarks"]] == [True, True]
     assert figure(data, "embeddings")["missing"]
     assert not figure(data, "confusion")["missing"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": lambda labels: labels - 1},  # which would be shown as the last class
+        {"labels": lambda labels: labels.astype(float)},
+        {"rounds": lambda rounds: rounds.astype(str)},
+        {"global_held": lambda held: held.astype(float)},
+        {"global_class": lambda classes: classes + 100},
+    ],
+)
+def test_views_of_other_types_or_classes_are_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+    some = views(True, 12, 6, np.random.default_rng(0))
+    run = write_run(tmp_path / "run")
+    np.savez(run / "views.npz", **{**some, **{key: make(some[key]) for key, make in change.items()}})
+    data = shown(tmp_path)
+    assert "views.npz cannot be read" in data["remarks"][0][1]
+    assert figure(data, "embeddings")["missing"]
+
+
+def test_methods_are_compared_over_the_seeds_that_are_finished(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"local-{seed}", "local", seed=seed)
+        write_run(tmp_path / f"fedproto-{seed}", seed=seed, finished=seed == 0)
+    data = shown(tmp_path)
+    assert any("Different finished seeds: fedproto 0; local 0, 1." in line for line in data["incomparable"])
+    assert not data["headline"]
+
+
+def test_what_runs_of_one_method_differ_in_is_said(tmp_path: Path) -> None:
+    one, other = (write_run(tmp_path / name) for name in ("one", "other"))
+    plan = other / "experiment.toml"
+    plan.write_text(re.sub(r"lam = [0-9.]+", "lam = 7.5", plan.read_text()))
+    assert [row for row in shown(one, other)["settings"]["differ"] if row[0] == "method.lam"]
+
+
+def test_seconds_only_grow_where_a_slow_seed_ends_early(tmp_path: Path) -> None:
+    write_run(tmp_path / "quick")
+    slow = write_run(tmp_path / "slow", seed=1, finished=False) / "rounds.jsonl"
+    lines = [json.loads(line) for line in slow.read_text().splitlines()][:3]
+    slow.write_text("".join(json.dumps({**line, "seconds": 50.0}) + "\n" for line in lines))
+    (some,) = group(gather([tmp_path]).runs)
+    line = curve(some, "loss", against="seconds")
+    assert line is not None
+    assert list(line.x) == sorted(line.x)
+
+
+def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    names = json.loads((run / "classes.json").read_text())
+    names["names"] = ["$\\frac$", *names["names"][1:]]
+    (run / "classes.json").write_text(json.dumps(names))
+    write(gather([run]), tmp_path / "page.html", tmp_path / "figures")
+    assert "frac" in (tmp_path / "figures" / "partition.svg").read_text()
+
+
+def test_long_names_of_classes_are_told_apart(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    names = json.loads((run / "classes.json").read_text())
+    names["names"] = [f"{'x' * 40}{i}" for i, _ in enumerate(names["names"])]
+    (run / "classes.json").write_text(json.dumps(names))
+    (some,) = group(gather([run]).runs)
+    (plot,) = partition.make([some]).panels[0].plots.values()
+    assert plot.y.names is not None
+    assert len(set(plot.y.names)) == len(names["names"])
 
 
 def test_an_older_run_has_the_figures_it_can_have(tmp_path: Path) -> None:

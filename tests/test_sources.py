@@ -133,6 +133,12 @@ def test_a_folder_that_is_no_data_set_does_not_hide_one(tmp_path: Path, monkeypa
     save(tmp_path / "store", **usual())
     monkeypatch.chdir(tmp_path)
     assert len(one("toy", Path("store")).x_train) == 30
+    for part in ("train", "test"):  # nor does one that is: a name is looked up in the data folder first
+        for k in "ab":
+            (tmp_path / "toy" / part / k).mkdir(parents=True)
+            Image.new("L", (4, 4)).save(tmp_path / "toy" / part / k / "0.png")
+    assert len(one("toy", Path("store")).x_train) == 30
+    assert len(one("./toy", Path("store")).x_train) == 2
 
 
 def test_npz_shapes(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ import pytest
 
 from command import protofed
 from protofed import Experiment, UserError, run
+from protofed.atomic import write_atomically
 from protofed.cli import sweep as cli
 from protofed.folder import RunFolder
 from protofed.sweep import Outcome, Sweep, SweepWatch, run_sweep
 from protofed.sweep import run as running
+from protofed.sweep import workers as processes
 from protofed.sweep.plan import Cell, identity
 from protofed.sweep.run import check_cells, place, share_out
 from protofed.sweep.view import Estimate, shortened
@@ -152,13 +154,44 @@ def test_all_damaged_cells_are_named_at_once() -> None:
     assert str(caught.value).endswith("And 3 more.")
 
 
+def test_a_finished_cell_without_its_rounds_is_named() -> None:
+    plan = sweep(methods={"local": []})
+    (done,) = run_sweep(plan, "out", jobs=1)
+    (done.folder / "rounds.jsonl").unlink()
+    with pytest.raises(UserError, match=r"ends at round 0 of 2, although the run is finished\. To run this cell anew"):
+        run_sweep(plan, "out", jobs=1)
+
+
+def test_a_grid_does_not_undo_what_a_label_stands_for() -> None:
+    strong = {"fedproto": [], "strong": ["method=fedproto", "method.lam=4", "model.name=mlp_digits"], "local": []}
+    for key, values in {"method.lam": [0.1], "model": ["cnn_digits"]}.items():
+        with pytest.raises(UserError, match=rf"methods.strong says '{key}.*which parameters.{key} would undo"):
+            sweep(methods=strong, parameters={key: values})
+    weak = {"fedproto": [], "local": []}
+    assert len(sweep(methods=weak, parameters={"method.lam": [0.1, 1.0]}).cells()) == 3
+    with pytest.raises(UserError, match="a value twice"):
+        sweep(parameters={"optimizer.lr": [1, 1.0]})
+
+
+def test_a_folder_for_the_runs_is_no_file() -> None:
+    Path("mine.toml").write_text(sweep().to_toml(Path()))
+    done = protofed("sweep", "mine.toml", "--dry-run", "--out", "mine.toml")
+    assert done.returncode == 2
+    assert "mine.toml is a file" in done.stderr
+
+
 @pytest.mark.parametrize(
-    ("word", "where"), [("optimizer.lr=0.9", "parameters.optimizer.lr"), ("method.lam=9", "methods.strong")]
+    ("word", "where"),
+    [
+        ("optimizer.lr=0.9", "parameters.optimizer.lr"),
+        ("method.lam=9", "methods.strong"),
+        ("model=cnn_digits", "methods.strong"),
+    ],
 )
 def test_what_the_file_says_for_some_cells_is_not_changed_for_all_without_a_word(word: str, where: str) -> None:
     raw = {
         "experiment": "demo",
-        "methods": {"local": [], "strong": ["method=fedproto", "method.lam=4"]},
+        "methods": {"local": [], "strong": ["method=fedproto", "method.lam=4", "model.name=mlp_digits"]},
         "parameters": {"optimizer.lr": [0.1, 0.2]},
     }
     assert len(Sweep.load(raw, "rounds=2").cells()) == 4
@@ -387,6 +420,32 @@ def test_a_cell_that_fails_takes_no_other_down_and_is_tried_again() -> None:
     assert "Traceback" not in out + err
     assert "good" in out
     assert sorted(path.name for path in Path("out").glob("*.failed.txt")) == [f"{cells['nan'].folder.name}.failed.txt"]
+
+
+def test_a_worker_that_dies_while_starting_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("died").mkdir()
+    dying = "import os, pathlib, sys; n = len(list(pathlib.Path('died').iterdir())); "
+    dying += "n < 2 and (pathlib.Path(f'died/{n}').touch(), os._exit(7)); "
+    monkeypatch.setattr(processes, "WORKER", dying + processes.WORKER)
+    assert [o.status for o in run_sweep(sweep(methods={"local": []}), "out", jobs=1)] == ["done"]
+    monkeypatch.setattr(processes, "WORKER", "import os; os._exit(7)")
+    with pytest.raises(UserError, match="workers cannot be started: its process ended with exit code 7"):
+        run_sweep(sweep(methods={"fedproto": []}), "out", jobs=1)
+
+
+def test_a_reason_that_cannot_be_written_ends_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        if path.name.endswith(".failed.txt"):
+            raise OSError(28, "No space left on device")
+        write_atomically(path, content)
+
+    monkeypatch.setattr(running, "write_atomically", full)
+    told: list[str] = []
+    watch = SweepWatch()
+    watch.note = told.append  # type: ignore[method-assign]
+    plan = sweep(methods={"nan": ["method=fedproto", "optimizer.lr=1e30"], "local": []})
+    assert [o.status for o in run_sweep(plan, "out", jobs=1, watch=watch)] == ["failed", "done"]
+    assert any("No space left on device" in note for note in told)
 
 
 def command() -> "subprocess.Popen[str]":

@@ -15,6 +15,7 @@ from command import protofed
 from protofed import Experiment, UserError, run
 from protofed.atomic import write_atomically
 from protofed.cli.sweep import table_of
+from protofed.environment import own_code
 from protofed.folder import RunFolder
 from protofed.report import paired, render
 from protofed.report.columns import Column
@@ -402,6 +403,49 @@ def test_only_the_cells_of_a_sweep_are_shown_unless_all_are_asked_for() -> None:
         "gone-ghi": "not run yet", "dropped-def": "not a cell of sweep.toml (--all takes it)",
     }  # fmt: skip
     assert len(collect("runs", everything=True).runs) == 2
+
+
+def test_a_run_beside_a_sweep_is_told_by_what_differs_from_it() -> None:
+    folder("runs/one-abc", 0.5, "method=fedproto", "method.lam=1")
+    folder("runs/strong-def", 0.6, "method=fedproto", "method.lam=4")
+    labels = {"experiment": "demo", "method": "fedproto", "seed": "0"}
+    Path("runs/cells.json").write_text(json.dumps([{"folder": "one-abc", "hash": "abc", "labels": labels}]))
+    made = tabulate(collect("runs", everything=True))
+    assert [row.label for row in made.rows] == ["fedproto", "fedproto, lam=4.0"]
+    Path("runs/cells.json").write_text(json.dumps([{"folder": "one-abc", "labels": {"seed": "0"}}]))
+    with pytest.raises(UserError, match=r"cells\.json is damaged"):
+        collect("runs")
+
+
+def test_columns_of_fewer_seeds_are_said_to_be_so() -> None:
+    for seed in (0, 1):
+        folder(f"runs/a{seed}", 0.5, "method=local", f"seed={seed}")
+    folder("runs/b", 0.5, "method=local", "clients=7")
+    notes = tabulate(collect("runs")).notes
+    assert any("columns have different numbers of seeds (1, 2)" in note for note in notes)
+    assert not any("not ranked" in note for note in notes)
+
+
+def test_held_out_clients_make_another_column() -> None:
+    for held in (0, 1):
+        folder(f"runs/{held}", 0.5 + held / 10, "method=local", "clients=4", f"held_out_clients={held}")
+    made = tabulate(collect("runs"))
+    assert len(made.rows) == 1
+    assert len(made.settings) == 2
+
+
+def test_a_table_says_when_ones_own_code_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(".")
+    name = "mymethods_of_a_table:Mine"
+    Path("mymethods_of_a_table.py").write_text(
+        'from protofed.methods import METHODS\nclass Mine(METHODS["local"]):\n    pass\n'
+    )
+    here = RunFolder(folder("runs/mine", 0.5, f"method={name}"))
+    now = own_code(Experiment.load("demo", f"method={name}"))
+    for code, said in ((now, False), (dict.fromkeys(now, "another"), True)):
+        here.write_json("environment.json", {"protofed": VERSION, "own": code})
+        notes = tabulate(collect("runs")).notes
+        assert any("has changed since its runs" in note for note in notes) == said
 
 
 def test_rows_of_another_partition_are_neither_ranked_nor_tested() -> None:

@@ -36,7 +36,7 @@ from protofed.theory.bounds import Constants
 from protofed.theory.entry import measure
 from protofed.theory.guidance import LABEL
 from protofed.theory.measure import ClientRound
-from protofed.theory.table import advice, cell
+from protofed.theory.table import _span, advice, cell
 from protofed.theory.theorems import THEOREMS, OfFedNH, Round
 
 KEY = random.key("theory")
@@ -566,3 +566,17 @@ def test_mistakes(words: list[str], part: str) -> None:
     done = CliRunner().invoke(app, ["explain", *words])
     assert isinstance(done.exception, UserError)
     assert part in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("span", "said"),
+    [
+        ([0.0, 6.0707e-05], "up to 6e-05"),
+        ([0.0, 0.069], "up to 0.069"),
+        ([2.58444e-05, 0.0001479], "from 2.585e-05 to 0.00014"),
+        ([0.99993637, 1.0], "from 0.999937"),
+        ([0.9, 1.0], "from 0.9"),
+    ],
+)
+def test_ranges_are_rounded_inwards(span: list[float], said: str) -> None:
+    assert _span(span) == said

@@ -9,6 +9,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from protofed.segments import FILES, Place, Seal, number_of
 from protofed.store import ClientStore, fits
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
-MEASURED = ("accuracy", "global_accuracy", "pm_", "seconds", "bytes_", "params_")  # how keys of numbers begin
+MEASURED = ("accuracy", "global_accuracy", "pm_", "seconds", "bytes_", "params_", "drift", "margin")  # keys of numbers
 CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
 
 
@@ -58,7 +59,9 @@ def _checked(table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError("it is no table")
     for key, value in table.items():
-        if key.startswith(MEASURED) and isinstance(value, str | bool):
+        inner = value.values() if key.endswith("_by") and isinstance(value, dict) else [value]
+        inner = value if key.endswith("_per_class") and isinstance(value, list) else inner
+        if key.startswith(MEASURED) and any(type(one) not in (int, float, NoneType) for one in inner):
             raise ValueError(f"{key} is {value!r}, which is no number")
     return table
 

@@ -77,6 +77,10 @@ class Live:
         self.seen = seen  # not where it cannot be drawn: then every page that asks is told
         self.next = time.monotonic() + min(PAUSE * (time.monotonic() - began), LONGEST)
 
+    def changed(self) -> float:
+        """When a file of the runs last changed, in seconds since 1970."""
+        return max((stamp.changed for stamp in _stamps(self.paths)), default=0) / 1e9
+
     def behind(self) -> bool:
         """Whether an open page has not got the runs as they stand."""
         tags = {page.tag for page in list(self.pages.values()) if time.monotonic() - page.asked < AWAY}
@@ -222,7 +226,7 @@ class Handler(BaseHTTPRequestHandler):
             "Referrer-Policy": "no-referrer",
         }
         if tag is not None:
-            headers["ETag"] = tag
+            headers |= {"ETag": tag, "Changed": f"{self.server.live.changed():.3f}"}
         if status != HTTPStatus.NOT_MODIFIED:
             headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
         for name, value in headers.items():

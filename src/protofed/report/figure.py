@@ -175,6 +175,11 @@ def rows_high(rows: int) -> int:
     return 90 + rows * (46 if rows <= 6 else 28)
 
 
+def not_drawn(labels: Sequence[str], most: int = MOST_PANELS) -> list[str]:
+    """A note that names the methods that are too many for panels of their own."""
+    return [f"Not drawn, because {len(labels)} are many: {'; '.join(labels[most:])}."] if len(labels) > most else []
+
+
 def shorten(name: str, most: int = 16) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 

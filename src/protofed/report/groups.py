@@ -29,6 +29,11 @@ class Group:
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.summary is not None]
 
+    @property
+    def counted(self) -> list[Run]:
+        """The finished runs, or while there is none all of them, as they stand."""
+        return self.finished or self.runs
+
     def first(self, has: Callable[[Run], Any]) -> Run | None:
         """The run of the lowest seed that has something."""
         return next((run for run in self.runs if has(run)), None)
@@ -110,9 +115,9 @@ def incomparable(groups: Sequence[Group]) -> list[str]:
             where = "the same data and " if len(data) > 1 else ""
             said = f"Different partitions with {where}seed {seed} (those that share one stand together)"
             reasons.append(f"{said}: {_listed(splits)}.")
-    if len({tuple(some.seeds) for some in groups}) > 1:
-        shown = "; ".join(f"{some.label} {', '.join(map(str, some.seeds))}" for some in groups)
-        reasons.append(f"Different seeds: {shown}.")
+    if len({tuple(run.seed for run in some.counted) for some in groups}) > 1:
+        shown = "; ".join(f"{some.label} {', '.join(str(run.seed) for run in some.counted)}" for some in groups)
+        reasons.append(f"Different {'finished ' if any(run.summary is None for run in runs) else ''}seeds: {shown}.")
     return reasons
 
 

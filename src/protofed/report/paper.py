@@ -33,7 +33,7 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
     "axes.grid": True, "grid.color": "#e6e9ed", "grid.linewidth": 0.6, "axes.axisbelow": True, "lines.linewidth": 1.5,
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "protofed", "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
+    "ytick.major.size": 2.5, "text.parse_math": False,
 }  # fmt: skip
 WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
 LETTERS = 13  # of a title in an inch

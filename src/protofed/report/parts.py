@@ -50,9 +50,20 @@ def table(path: Path) -> dict[str, Any]:
 
 def client_lines(path: Path) -> list[dict[str, Any]]:
     lines = RunFolder(path.parent).clients()
-    if not all(line.keys() >= CLIENT for line in lines):
+    if not all(line.keys() >= CLIENT and isinstance(line["classes"], list) for line in lines):
         raise ValueError("a line is no client")
+    if not lines:
+        raise UserError("it is empty")
     return lines
+
+
+def classes(path: Path) -> dict[str, Any]:
+    """Names of the classes and, of each where there are some, the one above it."""
+    content = table(path)
+    for names in (content.get("names"), content.get("superclasses")):
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ValueError("not a list of names")
+    return content
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -64,6 +75,8 @@ def confusion(path: Path) -> dict[str, np.ndarray]:
     tables = _arrays(path)
     if not all(table.ndim == 2 and table.shape[0] == table.shape[1] for table in tables.values()):
         raise ValueError("not square")
+    if not all(table.dtype.kind in "iuf" for table in tables.values()):
+        raise ValueError("not numbers")
     return tables
 
 
@@ -85,6 +98,14 @@ def views(path: Path) -> dict[str, np.ndarray]:
     for name, shape in expected.items():
         if views[name].shape != shape:
             raise ValueError(f"{name} is {views[name].shape}, not {shape}")
+    kinds = {"rounds": "iu", "labels": "iu", "client": "iu", "global_class": "iu", "local_clients": "iu", "z": "f"}
+    kinds |= {"global_held": "b", "local_held": "b", "global_prototypes": "f", "local_prototypes": "f"}
+    for name, allowed in kinds.items():
+        if views[name].dtype.kind not in allowed:
+            raise ValueError(f"{name} is of type {views[name].dtype}")
+    for name in ("labels", "global_class"):
+        if views[name].size and not 0 <= views[name].min() <= views[name].max() < classes:
+            raise ValueError(f"{name} has numbers that are no class")
     if not np.isfinite(views["z"]).any():
         raise ValueError("no embedding is a number")
     return views

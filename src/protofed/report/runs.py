@@ -162,9 +162,9 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         raise UserError(NOT_BEGUN if summary is None else "rounds.jsonl is empty, although the run is finished")
     if not all(map(_is_round, rounds)):
         raise UserError("rounds.jsonl has lines that are no rounds: it was written by another version")
-    rounds, written = [_finite(line) for line in rounds], rounds
-    if rounds != written:
-        remarks.append(Remark(str(folder), "rounds.jsonl has NaN or Infinity: these numbers are left out"))
+    rounds = _all_finite(rounds, folder, "rounds.jsonl", remarks)
+    clients = parts.part(folder, "clients.jsonl", parts.client_lines, remarks) or []
+    clients = _all_finite(clients, folder, "clients.jsonl", remarks)
     if summary is not None:
         _agree(settings, summary)
         if rounds[-1]["round"] < settings["rounds"]:
@@ -172,7 +172,11 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
             remarks.append(Remark(str(folder), f"rounds.jsonl ends at round {far}, although the run is finished"))
         if not source.file("clients.jsonl").is_file():
             remarks.append(Remark(str(folder), "clients.jsonl is missing, although the run is finished"))
-    names = parts.part(folder, "classes.json", parts.table, remarks)
+        elif clients and len(clients) < summary.get("clients", 0):
+            far = f"{len(clients)} of {summary['clients']}"
+            remarks.append(Remark(str(folder), f"clients.jsonl has {far} clients: it was cut, and is left out"))
+            clients = []
+    names = parts.part(folder, "classes.json", parts.classes, remarks)
     partition = parts.part(folder, "partition.npz", parts.partition, remarks) or Partition("", "", None)
     if not partition.hash and summary is not None:
         partition = partition._replace(hash=str(summary.get("partition") or ""))
@@ -187,7 +191,7 @@ def read(folder: Path, remarks: list[Remark]) -> Run:
         settings=settings,
         rounds=rounds,
         summary=summary,
-        clients=parts.part(folder, "clients.jsonl", parts.client_lines, remarks) or [],
+        clients=clients,
         environment=parts.part(folder, "environment.json", parts.table, remarks) or {},
         partition=partition,
         class_names=[str(name) for name in known],
@@ -202,8 +206,18 @@ def _is_round(line: dict[str, Any]) -> bool:
     if type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
         return False
     tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by", "theory") if line.get(key) is not None]
-    numbers = [line.get(key) for key in (*ACCURACIES, "seconds", "seconds_train", "bytes_up", "bytes_down")]
-    return all(isinstance(t, dict) for t in tables) and all(n is None or isinstance(n, int | float) for n in numbers)
+    if not all(isinstance(table, dict) for table in tables):
+        return False
+    numbers = [line[key] for key in ACCURACIES if line.get(key) is not None] + list((line.get("parts") or {}).values())
+    return all(isinstance(number, int | float) for number in numbers)
+
+
+def _all_finite(lines: list[dict[str, Any]], folder: Path, name: str, remarks: list[Remark]) -> list[dict[str, Any]]:
+    """Lines without numbers that are not finite, and a remark where there were some."""
+    found = [_finite(line) for line in lines]
+    if found != lines:
+        remarks.append(Remark(str(folder), f"{name} has NaN or Infinity: these numbers are left out"))
+    return found
 
 
 def _finite(table: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,10 @@ MEANING = {
     "global model": "the global model on the global test set",
     "PM(V)": "personal models on the global test set, over the classes a client holds",
     "PM(L)": "personal models on the global test set, weighted by the client's share of each class",
+    "params up / round": "numbers sent up in a round by all clients",
+    "sent up": "in the whole run, as serialised",
+    "sent down": "in the whole run, with what comes after the last round, as serialised",
+    "time": "of the whole run, with what comes after the last round",
 }
 
 
@@ -38,20 +42,15 @@ def table(groups: Sequence[Group], comparable: bool) -> dict[str, Any]:
         values = [over_seeds(_numbers(group, key)) for group in groups]
         places = _places(groups, values, key) if comparable else {}
         for i, (row, value) in enumerate(zip(rows, values, strict=True)):
-            row["cells"].append({"text": _percent(value, _counted(groups[i])), "place": places.get(i, 0)})
+            row["cells"].append({"text": _percent(value, groups[i].counted), "place": places.get(i, 0)})
     for row, group in zip(rows, groups, strict=True):
         row["cells"] += [{"text": _cost(group, key), "place": 0} for key in COSTS]
     titles = [*columns.values(), *COSTS.values()]
     return {"columns": [{"title": title, "about": MEANING.get(title, "")} for title in titles], "rows": rows}
 
 
-def _counted(group: Group) -> list[Run]:
-    """The finished runs, or while there is none all of them, as they stand."""
-    return group.finished or group.runs
-
-
 def _numbers(group: Group, key: str) -> list[float]:
-    return [value for run in _counted(group) if (value := run.number(key)) is not None]
+    return [value for run in group.counted if (value := run.number(key)) is not None]
 
 
 def _percent(value: tuple[float, float] | None, runs: Sequence[Run]) -> str:
@@ -89,7 +88,7 @@ def _judged(group: Group) -> str:
 
 
 def _cost(group: Group, key: str) -> str:
-    totals = [_total(run, key) for run in _counted(group)]
+    totals = [_total(run, key) for run in group.counted]
     mean = over_seeds(totals)
     if mean is None:
         return MISSING
@@ -117,10 +116,10 @@ def headline(groups: Sequence[Group], comparable: bool) -> str:
     if not comparable or len(known) < 2:
         return ""
     ranked = sorted(known, key=lambda pair: -pair[1][0])
-    words = [f"{group.label} {_percent(value, _counted(group))} %" for group, value in ranked[:4]]
+    words = [f"{group.label} {_percent(value, group.counted)} %" for group, value in ranked[:4]]
     more = f" and {len(ranked) - 4} more" if len(ranked) > 4 else ""
     spread = max(ranked[0][1][1], ranked[1][1][1])
-    close = ranked[0][1][0] - ranked[1][1][0] <= spread and len(_counted(ranked[0][0])) > 1
+    close = ranked[0][1][0] - ranked[1][1][0] <= spread and len(ranked[0][0].counted) > 1
     doubt = " The first two are closer than the deviation over seeds." if close else ""
     alike = len({_judged(group) for group, _ in known}) == 1
     unlike = "" if alike else " Methods judge differently, as is said below their names."
@@ -147,9 +146,11 @@ def settings(groups: Sequence[Group]) -> dict[str, Any]:
     """What differs between methods, what each method is set to, and what all share."""
     every = [{k: v for k, v in group.runs[0].settings.items() if k != "seed"} for group in groups]
     differ = differing(every)
-    outside = [key for key in differ if not key.startswith("method.")]
+    methods = {name: [some for some in every if some["method.name"] == name] for name in _names(every)}
+    own = {key for some in methods.values() for key in differing(some)}  # in which runs of one method differ
+    shown = [key for key in differ if not key.startswith("method.") or key in own]
     return {
-        "differ": [[key, *[_text(some.get(key)) for some in every]] for key in outside],
+        "differ": [[key, *[_text(some.get(key)) for some in every]] for key in shown],
         "methods": [
             [group.label, ", ".join(f"{k[7:]} = {_text(v)}" for k, v in some.items() if k.startswith("method."))]
             for group, some in zip(groups, every, strict=True)
@@ -160,6 +161,10 @@ def settings(groups: Sequence[Group]) -> dict[str, Any]:
             if key not in differ and not key.startswith("method.")
         ],
     }
+
+
+def _names(every: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(some["method.name"] for some in every))
 
 
 def _text(value: Any) -> str:

@@ -117,10 +117,11 @@ def _numbers(
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """What satisfies all of them."""
+    """What satisfies all of them; there is no least step where no step does."""
+    step_max = min((v.step_max for v in verdicts if v.step_max is not None), default=None)
     return Verdict(
-        step_max=min((v.step_max for v in verdicts if v.step_max is not None), default=None),
-        step_min=max((v.step_min for v in verdicts if v.step_min is not None), default=None),
+        step_max=step_max,
+        step_min=max((v.step_min for v in verdicts if v.step_min is not None), default=None) if step_max else None,
         change=max(v.change for v in verdicts),
         floor=None if any(v.floor is None for v in verdicts) else max(v.floor or 0.0 for v in verdicts),
         lam_max=min((v.lam_max for v in verdicts if v.lam_max is not None), default=None),

@@ -1,7 +1,7 @@
 """What `protofed explain --theory` prints."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich import box
@@ -78,10 +78,19 @@ def advice(told: Mapping[str, Any]) -> list[str]:
 
 
 def _span(span: list[float]) -> str:
+    """Rounded inwards: what is printed satisfies the condition too."""
     low, high = span
     if high == 1:
-        return f"from {_close(low)}"
-    return f"up to {high:.2g}" if low == 0 else f"from {low:.4g} to {high:.2g}"
+        return f"from {_rounded(low, _apart(low), math.ceil)}"
+    top = _rounded(high, 2, math.floor)
+    return f"up to {top}" if low == 0 else f"from {_rounded(low, 4, math.ceil)} to {top}"
+
+
+def _rounded(value: float, digits: int, way: Callable[[float], int]) -> str:
+    """So many significant digits, rounded up or down."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1) if value > 0 else 1.0
+    slack = 1e-9 if way is math.floor else -1e-9  # a number of so few digits stays as it is
+    return f"{way(value / unit + slack) * unit:.{digits}g}"
 
 
 def cell(key: str, value: Any) -> str:
@@ -97,7 +106,12 @@ def cell(key: str, value: Any) -> str:
 
 def _close(value: float) -> str:
     """A number below 1 in as many digits as it takes to tell it from 1."""
-    return f"{value:.{max(3, 1 - math.floor(math.log10(1 - value)))}g}" if value < 1 else f"{value:g}"
+    return f"{value:.{_apart(value)}g}" if value < 1 else f"{value:g}"
+
+
+def _apart(value: float) -> int:
+    """The digits that tell a number below 1 from 1."""
+    return max(3, 1 - math.floor(math.log10(1 - value)))
 
 
 def _say(console: Console, text: str) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from protofed.report.figure import Axis, Control, Figure, Line, Panel, Plot, thin, thinned
 from protofed.report.groups import Group
-from protofed.report.runs import Run
 
 WHAT = {
     "accuracy": "accuracy_mean",
@@ -39,7 +38,8 @@ def make(groups: Sequence[Group]) -> Figure:
         caption="Higher and further left is better. A line is the mean over seeds, its band one standard deviation "
         "to either side; a round's accuracy is over the clients that took part in it, on their own test sets"
         " (the global model: on the global test set). Seconds and megabytes are added up over rounds, and "
-        "their mean over seeds is used.",
+        "their mean over seeds is used. What comes after the last round (all clients measured; for some methods a last "
+        "training) is in the summary alone.",
         controls=[Control("against", list(AGAINST)), Control("show", list(what))],
         panels=[Panel(plots, wide=True)],
         notes=[
@@ -59,35 +59,37 @@ def _plot(groups: Sequence[Group], key: str, name: str, against: str) -> Plot:
 
 def curve(group: Group, key: str, factor: float = 1.0, against: str = "rounds", dash: str = "") -> Line | None:
     """A number of the rounds: the mean over those seeds that have it, and the deviation."""
-    values: dict[int, list[tuple[float, float]]] = {}
+    values: dict[int, list[float]] = {}
     for run in group.runs:
-        places = _places(run, against)
         for round, value in zip(*run.column(key), strict=True):
-            values.setdefault(round, []).append((places[round], factor * value))
+            values.setdefault(round, []).append(factor * value)
     rounds = sorted(values)
     if not rounds:
         return None
     kept = [rounds[i] for i in thin(len(rounds))]
-    mean = np.array([np.mean(values[round], axis=0) for round in kept])
-    std = np.array([np.std([y for _, y in values[round]]) for round in kept])
+    places = _places(group, against)
+    mean = np.array([np.mean(values[round]) for round in kept])
+    std = np.array([np.std(values[round]) for round in kept])
     several = len(group.runs) > 1
     return Line(
         group.label,
-        x=mean[:, 0].tolist(),
-        y=mean[:, 1].tolist(),
+        x=[places[round] for round in kept],
+        y=mean.tolist(),
         colour=group.look.colour,
         dash=dash or group.look.dash,
         label=group.label,
-        low=(mean[:, 1] - std).tolist() if several else None,
-        high=(mean[:, 1] + std).tolist() if several else None,
+        low=(mean - std).tolist() if several else None,
+        high=(mean + std).tolist() if several else None,
     )
 
 
-def _places(run: Run, against: str) -> dict[int, float]:
-    """Where each round lies."""
-    sums, place = {"seconds": 0.0, "megabytes": 0.0}, {}
-    for line in run.rounds:
-        sums["seconds"] += line.get("seconds") or 0.0
-        sums["megabytes"] += ((line.get("bytes_up") or 0) + (line.get("bytes_down") or 0)) / 1e6
-        place[line["round"]] = sums[against] if against in sums else float(line["round"])
-    return place
+def _places(group: Group, against: str) -> dict[int, float]:
+    """Where each round lies: what rounds take is averaged over the seeds that have them, and added up."""
+    if against == "rounds":
+        return {line["round"]: float(line["round"]) for run in group.runs for line in run.rounds}
+    takes: dict[int, list[float]] = {}
+    for line in (line for run in group.runs for line in run.rounds):
+        sent = ((line.get("bytes_up") or 0) + (line.get("bytes_down") or 0)) / 1e6
+        takes.setdefault(line["round"], []).append(sent if against == "megabytes" else line.get("seconds") or 0.0)
+    rounds = sorted(takes)
+    return dict(zip(rounds, np.cumsum([np.mean(takes[round]) for round in rounds]).tolist(), strict=True))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_PANELS, Axis, Bars, Figure, Line, Panel, Plot, columns
+from protofed.report.figure import MOST_PANELS, Axis, Bars, Figure, Line, Panel, Plot, columns, not_drawn
 from protofed.report.groups import Group, over_seeds
 from protofed.report.runs import Run
 
@@ -32,7 +32,7 @@ def make(groups: Sequence[Group]) -> Figure:
             "Deviation: of the clients around their mean, in points; 0 is equal. Jain's index: (sum of accuracies)² "
             "/ (clients x sum of squares); 1 is equal, 1/clients is all for one. Mean ± deviation over seeds.",
             *([f"A bar is the mean of several clients: {most:,} are too many to draw."] if most > MOST_BARS else []),
-            *([f"Bars of the first {MOST_PANELS} of {len(known)} methods."] if len(known) > MOST_PANELS else []),
+            *not_drawn([group.label for group in known]),
         ],
         table=_fairness(known),
     )

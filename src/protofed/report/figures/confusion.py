@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot, columns
-from protofed.report.figures.similarity import MOST_NUMBERS, TALL, high, name, order, superclasses
+from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot, columns, not_drawn
+from protofed.report.figures.similarity import MOST_NUMBERS, TALL, high, names_of, order, superclasses
 from protofed.report.groups import Group
 
 KINDS = {"own test sets": "personal", "global test set": "global"}
@@ -36,7 +36,7 @@ def make(groups: Sequence[Group]) -> Figure:
             Panel(some, group.label, group.label, wide=many and len(shown) == 1)
             for group, some in zip(shown, plots, strict=True)
         ],
-        notes=[f"The first {MOST_PANELS} of {len(known)} methods."] if len(known) > MOST_PANELS else [],
+        notes=not_drawn([group.label for group in known]),
     )
 
 
@@ -54,7 +54,7 @@ def _plot(group: Group, title: str) -> Plot:
     counts = counts[np.ix_(some, some)]
     rows = counts.sum(1, keepdims=True)
     share = np.divide(100 * counts, rows, out=np.full_like(counts, np.nan), where=rows > 0)
-    names = [name(run, int(c)) for c in some]
+    names = names_of(run, [int(c) for c in some])
     numbers = ".0f" if len(names) <= MOST_NUMBERS else None
     above = superclasses(run, some)
     heat = Heat(share, names, names, "% of row", 0, 100, False, numbers, breaks, above, group.label)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import Axis, Control, Figure, Panel, Plot, Points, columns, shorten
+from protofed.report.figure import Axis, Control, Figure, Panel, Plot, Points, columns, not_drawn, shorten
 from protofed.report.figures.projection import Chosen, Projected, choose, project
 from protofed.report.groups import Group
 from protofed.report.runs import Run
@@ -19,7 +19,7 @@ def make(groups: Sequence[Group]) -> Figure:
     if not pairs:
         return Figure("embeddings", "Embeddings and prototypes", missing="No run kept embeddings (views.npz).")
     pairs.sort(key=lambda pair: not _prototyped(pair[1]))  # those with prototypes first, else as they come
-    shown, others = pairs[:MOST_METHODS], pairs[MOST_METHODS:]
+    shown = pairs[:MOST_METHODS]
     placed = [_projected(run) for _, run in shown]
     names = _names(shown[0][1])
     steps = max(len(chosen.rounds) for chosen, _ in placed)
@@ -59,14 +59,10 @@ def make(groups: Sequence[Group]) -> Figure:
             "Each projection is fitted once to samples and prototypes of all rounds kept, with a fixed seed.",
             *([] if few or not same else [f"{len(names)} classes are too many for a key: hover names them."]),
             *([] if same else ["Classes differ between methods, and so do their colours: hover names them."]),
-            *([f"Not drawn, because {len(pairs)} are many: {_listed(others)}."] if others else []),
+            *not_drawn([group.label for group, _ in pairs], MOST_METHODS),
         ],
         paper=[f"{plane}|{tick}" for plane in planes for tick in dict.fromkeys((ticks[0], ticks[-1]))],
     )  # fmt: skip
-
-
-def _listed(pairs: Sequence[tuple[Group, Run]]) -> str:
-    return "; ".join(group.label for group, _ in pairs)
 
 
 def _prototyped(run: Run) -> bool:

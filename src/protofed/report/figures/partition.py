@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import Axis, Figure, Heat, Panel, Plot, Points, shorten
+from protofed.report.figure import Axis, Figure, Heat, Panel, Plot, Points, told_apart
 from protofed.report.groups import Group
 from protofed.report.runs import Run
 
@@ -18,9 +18,7 @@ def make(groups: Sequence[Group]) -> Figure:
     splits = {run.partition.hash: run for run in sorted(runs, key=lambda run: run.seed, reverse=True)}
     known = sorted((run for run in splits.values() if run.partition.counts is not None), key=lambda run: run.seed)
     if not known:
-        return Figure(
-            "partition", "Partition", missing="These runs' partition.npz has no counts: an older version wrote it."
-        )
+        return Figure("partition", "Partition", missing="No run has a partition.npz with counts of classes.")
     shown = known[:MOST_SHOWN]
     clients = max(len(_counts(run)) for run in shown)
     notes = [f"{len(shown)} of {len(known)} partitions are drawn."] if len(known) > len(shown) else []
@@ -64,7 +62,8 @@ def _title(run: Run, groups: Sequence[Group]) -> str:
 def _plot(run: Run) -> Plot:
     counts = _counts(run)
     numbers = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(int))
-    names = [shorten(name) for name in run.class_names] or [str(c) for c in range(counts.shape[1])]
+    full = run.class_names or [str(c) for c in range(counts.shape[1])]
+    names = told_apart(full, 16)
     if _many(run):
         shares = np.where(counts[numbers] > 0, counts[numbers], np.nan).astype(float).T
         heat = Heat(shares, [str(n) for n in numbers], names, "samples", 0, float(counts.max()))
@@ -79,7 +78,7 @@ def _plot(run: Run) -> Plot:
         BLUE,
         sizes=(largest * np.sqrt(values / values.max())).clip(2).tolist(),
         opacity=0.85,
-        hover=[f"client {c}: {n} samples of {names[k]}" for c, k, n in zip(client, label, values, strict=True)],
+        hover=[f"client {c}: {n} samples of {full[k]}" for c, k, n in zip(client, label, values, strict=True)],
     )
     height = 70 + max(180, (largest + 4) * len(names))
     x = Axis("client", range=(-0.7, len(counts) - 0.3))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.figure import MOST_NAMED, MOST_PANELS, Figure, Heat, Panel, Plot, columns, shorten
+from protofed.report.figure import MOST_NAMED, MOST_PANELS, Figure, Heat, Panel, Plot, columns, not_drawn, told_apart
 from protofed.report.groups import Group
 from protofed.report.runs import Run
 
@@ -15,7 +15,7 @@ MOST_NUMBERS = 12  # classes; with more, there is no room for a number in a cell
 def make(groups: Sequence[Group]) -> Figure:
     pairs = [(group, run) for group in groups if (run := group.first(has_prototypes)) is not None]
     if not pairs:
-        missing = "No run kept global prototypes (views.npz)."
+        missing = "No run kept global prototypes of two classes or more (views.npz)."
         return Figure("similarity", "Prototype similarity", missing=missing)
     grouped = any(run.superclasses for _, run in pairs)
     shown = pairs[:MOST_PANELS]
@@ -33,7 +33,7 @@ def make(groups: Sequence[Group]) -> Figure:
             Panel({"": plot}, f"{group.label}, seed {run.seed}", group.label, wide=many and len(pairs) == 1)
             for (group, run), plot in zip(shown, plots, strict=True)
         ],
-        notes=[f"The first {MOST_PANELS} of {len(pairs)} methods."] if len(pairs) > MOST_PANELS else [],
+        notes=not_drawn([group.label for group, _ in pairs]),
     )
 
 
@@ -76,14 +76,16 @@ def high(classes: int) -> int:
     return USUAL if classes <= MOST_NAMED else TALL
 
 
-def name(run: Run, label: int) -> str:
-    return shorten(run.class_names[label]) if label < len(run.class_names) else str(label)
+def names_of(run: Run, classes: Sequence[int]) -> list[str]:
+    """Short names that tell these classes apart."""
+    known = run.class_names
+    return told_apart([known[c] if c < len(known) else str(c) for c in classes], 16)
 
 
 def _plot(run: Run, label: str) -> Plot:
     classes, values = cosines(run)
     places, breaks = order(run, classes)
-    names = [name(run, int(classes[i])) for i in places]
+    names = names_of(run, [int(classes[i]) for i in places])
     numbers = ".1f" if len(names) <= MOST_NUMBERS else None
     values = values[np.ix_(places, places)]
     above = superclasses(run, classes[places])

@@ -29,7 +29,7 @@ def make(groups: Sequence[Group]) -> Figure:
         title="Bytes sent",
         caption="Mean over rounds and seeds, as serialised, of all clients together: from clients to the server (up) "
         "and back (down), by what the bytes carry. Short bars are cheap methods; 'share' shows what a bar consists of "
-        "where it is too short to see.",
+        "where it is too short to see. What some methods send after the last round is not among them.",
         controls=[Control("show", ["bytes", "share"])],
         panels=[
             Panel({scale: both[i] for scale, both in plots.items()}, title)

@@ -49,6 +49,7 @@
         tag = answer.headers.get("ETag");
         await show(await answer.json());
       }
+      if (answer.headers.get("Changed")) live.changed = Number(answer.headers.get("Changed")); // newer than what is drawn
       lost = null;
     } catch (error) {
       lost ??= new Date().toLocaleTimeString();
