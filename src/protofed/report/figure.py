@@ -85,10 +85,15 @@ class Heat:
     """Of each row, which is a class, its superclass."""
     label: str | None = None
 
-    def blocks(self) -> list[tuple[float, str]]:
-        """The middle and the name of each superclass."""
+    def blocks(self, apart: float = 0) -> list[tuple[float, str]]:
+        """The middle and the name of each superclass, but for those that are too near the one before."""
         ends = [0, *self.breaks, len(self.above)]
-        return [((start + end - 1) / 2, self.above[start]) for start, end in pairwise(ends)] if self.above else []
+        found: list[tuple[float, str]] = []
+        for start, end in pairwise(ends) if self.above else ():
+            middle = (start + end - 1) / 2
+            if not found or middle - found[-1][0] >= apart:
+                found.append((middle, self.above[start]))
+        return found
 
 
 @dataclass(frozen=True)

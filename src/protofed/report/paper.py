@@ -235,7 +235,7 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
     axes.grid(False)
     for along, names, turn in ((axes.xaxis, mark.columns, 90), (axes.yaxis, mark.rows, 0)):
         step = -(-len(names) // MOST_NAMES)
-        ticks = [(at, shorten(name)) for at, name in mark.blocks()] if step > 1 else []
+        ticks = [(at, shorten(name)) for at, name in mark.blocks(len(names) / MOST_NAMES)] if step > 1 else []
         ticks = ticks or [(at, names[at]) for at in range(0, len(names), step)]
         long = max(len(name) for _, name in ticks) > 2
         size = 7 if len(ticks) < 16 else 5.5

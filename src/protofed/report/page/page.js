@@ -9,6 +9,7 @@ const SCALES = {
   dark: { plain: [[0, "#1b222a"], [0.5, "#2f78ab"], [1, "#a6dbff"]], two: [[0, "#f0915a"], [0.5, "#1f262e"], [1, "#5bb4f0"]] },
 };
 const WORDS = 12; // pixels of the letters beside a bar
+const LINE = 10; // pixels that a name beside a heat map takes
 const PAPER = { wide: 670, narrow: 325 }; // pixels on a printed page
 
 function make(tag, attributes = {}, ...children) {
@@ -307,6 +308,13 @@ function widest(texts, size, family) {
   return Math.max(0, ...texts.map((text) => pen.measureText(plain(text)).width));
 }
 
+/** Leave out names that would lie over the one before them. */
+function space(axis, gap) {
+  let last = -Infinity;
+  const kept = axis.tickvals.map((at) => at - last >= gap && ((last = at), true));
+  for (const key of ["tickvals", "ticktext"]) axis[key] = axis[key].filter((_, i) => kept[i]);
+}
+
 /** Traces and layout of a plot in the colours of the page, without what is hidden. */
 function themed(plot) {
   const dark = isDark(), small = window.innerWidth < 760 && !state.printing;
@@ -335,6 +343,8 @@ function themed(plot) {
     axis.title.font = { size: small ? 12 : 13 };
     axis.title.standoff = 8;
     if (axis.tickfont && (small || state.printing)) axis.tickfont.size = 8;
+    const heat = traces.find((trace) => trace.type === "heatmap");
+    if (heat && axis.tickvals && !axis.categoryarray) space(axis, (heat.z.length * LINE) / (small || state.printing ? 180 : 380));
     if (axis.categoryarray) {
       const shown = axis.categoryarray.filter((name) => !state.hidden.has(plain(name)));
       const most = small || state.printing ? 14 : 32;
