@@ -200,6 +200,8 @@ def scaled(number: float, column: Column) -> float:
 
 def show(number: float, column: Column) -> str:
     """A number in its column's unit."""
+    if column.unit == "" and 0 < abs(number) < 0.1:
+        return f"{number:.4f}"
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.2f}"
 
 
