@@ -198,11 +198,11 @@ def scaled(number: float, column: Column) -> float:
     return 100 * number if column.unit == "%" else number
 
 
-def show(number: float, column: Column) -> str:
-    """A number in its column's unit."""
-    if column.unit == "" and 0 < abs(number) < 0.1:
-        return f"{number:.4f}"
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.2f}"
+def show(number: float, column: Column, beside: float | None = None) -> str:
+    """A number in its column's unit, in as many digits as one beside it."""
+    size = abs(number if beside is None else beside)
+    small = column.unit == "" and 0 < size < 0.1
+    return f"{number:,.{0 if size >= 1000 else 4 if small else 2}f}"
 
 
 def mean_std(measured: Measured, row: str, column: Column) -> tuple[float, float, int] | None:
@@ -219,7 +219,7 @@ def cells(entry: Entry, measured: Measured, row: str, column: Column) -> tuple[s
     if here is None:
         return reported, "-" if reported else "", ""
     mean, std, seeds = here
-    text = show(mean, column) + (f" ± {show(std, column)}" if seeds > 1 and abs(mean) < 1000 else "")
+    text = show(mean, column) + (f" ± {show(std, column, mean)}" if seeds > 1 and abs(mean) < 1000 else "")
     text += f" [{seeds}]" if seeds < measured.most else ""
     difference = "" if paper is None else f"{mean - paper.value:+,.{0 if abs(mean) >= 1000 else 2}f}"
     return reported, text, difference
