@@ -11,13 +11,8 @@ from protofed.report.columns import LAST, USUAL, Column, choose, deviation
 from protofed.report.gather import Collected, LeftOut, Run, collect, unlike
 
 __all__ = ["Collected", "Entry", "Row", "Table", "collect", "tabulate"]
-SETTING = (
-    "data",
-    "partition",
-    "clients",
-    "held_out_clients",
-    "evaluate.validation",
-)  # what makes another task of it: columns, not rows
+# What makes another task of it: columns, not rows.
+SETTING = ("data", "partition", "clients", "held_out_clients", "evaluate.validation")
 DIGITS = 2  # of a percentage; what reads alike is marked alike
 
 

@@ -188,9 +188,10 @@ class Crew:
         self.workers.remove(worker)
         worker.close()
         self.stillborn += not worker.ready
-        if self.stillborn >= STARTS and not any(other.ready for other in self.workers):
+        given_up = not worker.ready and self.stillborn >= STARTS  # those that did start go on alone
+        if given_up and not any(other.ready for other in self.workers):
             raise UserError(f"workers cannot be started: {reason}. Try one of the cells with 'protofed run'.")
-        if not self.asked and self.stillborn < STARTS:  # otherwise those that did start go on alone
+        if not self.asked and not given_up:
             self.workers.append(_Worker(worker.share))
         return Outcome(*placed, "stopped" if self.asked else "failed", reason) if placed else None
 
