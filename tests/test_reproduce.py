@@ -361,7 +361,11 @@ def test_table_mnist_quick_without_any_data(
     assert measured.missing == 0
     for row in measured.rows.values():
         assert all(0.5 < number <= 1 for number in row["half-range 2, n = 3"] if number is not None)
-    assert "**quick version" in (folder / "result.md").read_text()
+    page_of = (folder / "result.md").read_text()
+    assert "**quick version" in page_of
+    assert re.search(
+        r"This quick version: `fedproto/mnist_n3`; `rounds=6`; `data=digits`.*; seeds 0, 1\.$", page_of, re.M
+    )
     _main(monkeypatch, "fedproto/table-mnist", "--quick", "--out", "out")
     assert "all 6 cells are finished" in capsys.readouterr().out
     assert Measured.load(folder / "result.json") == measured

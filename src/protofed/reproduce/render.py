@@ -10,6 +10,7 @@ from protofed.report.render import GAP, packed
 from protofed.reproduce.entry import PAPERS, Column, Entry
 from protofed.reproduce.plan import QUICK
 from protofed.reproduce.result import Judged, Measured, Ordering, cells, columns_of, orderings, rows_of, there
+from protofed.sweep.plan import key_of
 
 TITLE = 18  # letters of a column's title in a line
 WIDE = 3  # columns of paper, here and difference that fit beside each other
@@ -123,7 +124,10 @@ def _smaller(entry: Entry, measured: Measured) -> str:
     elif quick.digits and "digits" in measured.label:
         words, grid = [*words, *quick.digits.changes], grid | quick.digits.parameters
     said = [f"`{name}`" for name in quick.experiment[: 1 if "digits" in measured.label else None]]
-    said += [f"`{word}`" for word in words] + [f"`{key}` = {', '.join(map(str, some))}" for key, some in grid.items()]
+    last = {key_of(word): word for word in words}
+    said += [f"`{word}`" for word in last.values()] + [
+        f"`{key}` = {', '.join(map(str, some))}" for key, some in grid.items()
+    ]
     said.append(f"seeds {', '.join(map(str, measured.seeds))}")
     return f"What is above is the whole entry. This quick version: {'; '.join(said)}."
 
