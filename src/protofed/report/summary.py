@@ -146,8 +146,9 @@ def settings(groups: Sequence[Group]) -> dict[str, Any]:
     """What differs between methods, what each method is set to, and what all share."""
     every = [{k: v for k, v in group.runs[0].settings.items() if k != "seed"} for group in groups]
     differ = differing(every)
-    methods = {name: [some for some in every if some["method.name"] == name] for name in _names(every)}
-    own = {key for some in methods.values() for key in differing(some)}  # in which runs of one method differ
+    own: set[str] = set()  # in which runs of one method differ
+    for name in {some["method.name"] for some in every}:
+        own |= set(differing([some for some in every if some["method.name"] == name]))
     shown = [key for key in differ if not key.startswith("method.") or key in own]
     return {
         "differ": [[key, *[_text(some.get(key)) for some in every]] for key in shown],
@@ -161,10 +162,6 @@ def settings(groups: Sequence[Group]) -> dict[str, Any]:
             if key not in differ and not key.startswith("method.")
         ],
     }
-
-
-def _names(every: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(some["method.name"] for some in every))
 
 
 def _text(value: Any) -> str:
