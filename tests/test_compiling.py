@@ -8,6 +8,7 @@ import torch
 
 from protofed import Experiment, compiling, run
 from protofed.engines.stacked import StackedEngine
+from protofed.methods import METHODS
 from protofed.prepare import prepare
 from protofed.results import Watch
 
@@ -26,7 +27,7 @@ class Notes(Watch):
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What trials will say, uncompiled and then compiled; and a compiler that leaves all as it is."""
     trials = [1000.0, 10.0]
-    monkeypatch.setattr(StackedEngine, "guess", lambda self, rounds: 1e6)
+    monkeypatch.setattr(StackedEngine, "guess", lambda self, *_: 1e6)
     monkeypatch.setattr(StackedEngine, "trial", lambda self, *_: trials.pop(0))
     monkeypatch.setattr(torch._inductor, "compile", lambda traced, inputs: traced)
     return trials
@@ -80,4 +81,6 @@ def test_a_trial_tells_roughly_the_time_and_changes_nothing() -> None:
     server = plan.method.init_server(engine.specs()[0])
     assert 0 < engine.trial(plan.method, server, [0, 1, 2, 3]) < 60
     assert not engine.clients
-    assert engine.guess(10) == pytest.approx(10 * engine.guess(1))
+    assert engine.guess(plan.method, 10) == pytest.approx(10 * engine.guess(plan.method, 1))
+    more = 1 + 10 / plan.local_epochs  # FedRep's epochs of the head come before those of the body
+    assert engine.guess(METHODS["fedrep"](), 1) == pytest.approx(more * engine.guess(plan.method, 1))

@@ -111,7 +111,8 @@ def test_chunks_and_several_architectures_change_nothing(chunk: int) -> None:
 
 
 def test_batchnorm_dropout_and_attention_stack_too() -> None:
-    """Statistics of ragged batches are those of the real samples; running ones are kept client by client."""
+    """Statistics of ragged batches are those of the real samples; running ones are kept client by client. Where all
+    batches are full, the layer is torch's own."""
 
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
         attention = nn.TransformerEncoderLayer(36, 2, 16, dropout=0.1, batch_first=True)
@@ -131,6 +132,7 @@ def test_batchnorm_dropout_and_attention_stack_too() -> None:
     def one(method: Method, batch_size: int = 4) -> ReferenceEngine:
         # drop_last: BatchNorm1d cannot train on a batch of one sample
         data = federation(drop_last=True, without=1, batch_size=batch_size)
+        assert data.even == (batch_size == 4)
         return ReferenceEngine(data, [("odd", build)] * 4, Optimizer(lr=0.02), seed=1, local_epochs=1, init="common")
 
     for name in ("fedavg", "fedproto", "ditto"):

@@ -154,6 +154,7 @@ def test_batches_and_the_smallest_of_them(samples: int, batch_size: int, drop_la
     assert sizes == expected
     assert fed.smallest_batch(0) == min(expected)
     assert fed.widest == max(expected)
+    assert fed.even == (len(set(expected)) == 1)
 
 
 def test_drop_last_leaves_others_out_every_time() -> None:
@@ -172,6 +173,7 @@ def test_a_client_smaller_than_a_batch_still_trains() -> None:
         assert [sorted(batch) for batch in order(fed, 0)] == [[4, 9]]
         assert order(fed, 1) == [[1]]
         assert (fed.smallest_batch(0), fed.smallest_batch(1)) == (2, 1)
+        assert not fed.even
 
 
 # what a client knows

@@ -25,13 +25,14 @@ def choose(experiment: Experiment, engine: Engine, server: Any, folder: RunFolde
     in its folder, because compiled steps round otherwise."""
     if not isinstance(engine, StackedEngine | RayEngine) or experiment.engine.compile != "auto":
         return
-    if engine.why_not(experiment.method) or engine.guess(experiment.rounds) * GAIN[engine.device.type] < COMPILING:
+    method, gain = experiment.method, GAIN[engine.device.type]
+    if engine.why_not(method) or engine.guess(method, experiment.rounds) * gain < COMPILING:
         return
     kept = folder.file("engine.json")
     if not kept.is_file():
-        ahead = engine.trial(experiment.method, server, draw_cohort(experiment, 0)) * experiment.rounds
-        cost = COMPILING * len(experiment.method.phases()) * len(set(engine.architectures))
-        pays = ahead * GAIN[engine.device.type] > 2 * cost
+        ahead = engine.trial(method, server, draw_cohort(experiment, 0)) * experiment.rounds
+        cost = COMPILING * len(method.phases()) * len(set(engine.architectures))
+        pays = ahead * gain > 2 * cost
         folder.write_json("engine.json", {"compiled": pays, "training_s": ahead, "compiling_s": cost})
     found = json.loads(kept.read_text(encoding="utf-8"))
     if not found["compiled"]:
@@ -46,7 +47,7 @@ def choose(experiment: Experiment, engine: Engine, server: Any, folder: RunFolde
     )
     engine.use(compiled=True)
     if "compiled_training_s" not in found:
-        ahead = engine.trial(experiment.method, server, draw_cohort(experiment, 0)) * experiment.rounds
+        ahead = engine.trial(method, server, draw_cohort(experiment, 0)) * experiment.rounds
         found |= {"compiled_training_s": ahead, "compiled": ahead < found["training_s"]}
         folder.write_json("engine.json", found)
         if not found["compiled"]:

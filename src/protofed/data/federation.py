@@ -88,6 +88,7 @@ class Federation:
             )
         self._used_by = [self._used(len(rows)) for rows in self._train_rows]
         self.widest = max(1, min(batch_size, max(self._used_by, default=1)))  # samples of the largest batch there is
+        self.even = all(used % self.widest == 0 for used in self._used_by)  # whether no batch has fewer
 
     def _rows(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.device)

@@ -115,12 +115,13 @@ class Sizes:
                 self._widths[name] = max(1, min(width, self.chunk or width, fits))
             return self._widths[name]
 
-    def guess(self, rounds: int) -> float:
+    def guess(self, method: Method, rounds: int) -> float:
         """Seconds of training that so many rounds take, very roughly."""
+        epochs = sum(self.reference.local_epochs if p.epochs is None else p.epochs for p in method.phases())
         seconds = 0.0
         for group in self.groups(self.typical):
             steps, each = sum(self._steps(group)), self._seconds(group)
-            seconds += steps * self.reference.local_epochs * (self._pace.step / self.width(group) + each)
+            seconds += steps * epochs * (self._pace.step / self.width(group) + each)
         return rounds * seconds / self.parts
 
     @property

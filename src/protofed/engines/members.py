@@ -49,7 +49,7 @@ class Members:
         """A client's network for this thread: a module in use by one thread cannot be called by another."""
         name = (self.reference.architectures[number], threading.get_ident())
         if name not in self._models:
-            self._models[name] = self.reference.padded_model(number, self.compiled)
+            self._models[name] = self.reference.stacked_model(number, self.compiled)
         return self._models[name]
 
     def stack(self, numbers: Sequence[int], states: Mapping[int, Client]) -> Client:

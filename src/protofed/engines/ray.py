@@ -185,8 +185,8 @@ class RayEngine(OnReference):
     def why_not(self, method: Method) -> str | None:
         return self.stacked.why_not(method)
 
-    def guess(self, rounds: int) -> float:
-        return self.stacked.guess(rounds)
+    def guess(self, method: Method, rounds: int) -> float:
+        return self.stacked.guess(method, rounds)
 
     def trial(self, method: Method, server: Tree, cohort: Sequence[int]) -> float:
         """Seconds of training that a round takes, roughly: the longest that a worker says."""

@@ -109,8 +109,8 @@ class ReferenceEngine:
         """A client's network as it was built."""
         return self._modules[self.architectures[number]]
 
-    def padded_model(self, number: int, compiled: bool) -> FunctionalModel:
-        """A client's network once more, for batches that may be padded, of layers that are fast for stacked clients."""
+    def stacked_model(self, number: int, compiled: bool) -> FunctionalModel:
+        """A client's network once more, of layers that are fast for stacked clients, whose batches may be padded."""
 
         def change(module: nn.Module) -> None:
             plain_means(module)
@@ -119,7 +119,7 @@ class ReferenceEngine:
             if compiled or (self.federation.device.type == "cpu" and not module.training):
                 plain_pools(module)
 
-        return FunctionalModel(self.module(number), padded=True, change=change)
+        return FunctionalModel(self.module(number), padded=not self.federation.even, change=change)
 
     def rounding(self) -> torch.autocast:
         """Within it training computes in the chosen precision; parameters and what is summed stay in fp32."""

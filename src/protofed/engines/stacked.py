@@ -153,9 +153,9 @@ class StackedEngine(OnReference):
         self.sizes.forget()
         self.steps.forget()
 
-    def guess(self, rounds: int) -> float:
+    def guess(self, method: Method, rounds: int) -> float:
         """Seconds of training that so many rounds take, very roughly, from sizes alone."""
-        return self.sizes.guess(rounds)
+        return self.sizes.guess(method, rounds)
 
     def trial(self, method: Method, server: Tree, cohort: Sequence[int]) -> float:
         """Seconds of training that a round takes, roughly, from a few steps; nothing comes of them."""

@@ -229,15 +229,18 @@ class MaskedBatchNorm(nn.Module):
         rest = [0, *range(2, x.ndim)]
         n = (self.mask.sum() * x[0, 0].numel()).clamp(min=1)
         mean = (x * real).sum(rest) / n
-        var = ((x - mean.reshape(wide)) ** 2 * real).sum(rest) / n
+        x = x - mean.reshape(wide)
+        var = (x**2 * real).sum(rest) / n
         if self.running_mean is not None and self.running_var is not None:
             self.num_batches_tracked.add_(1)
             share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
             unbiased = var.detach() * n / (n - 1).clamp(min=1)
             self.running_mean.copy_((1 - share) * self.running_mean + share * mean.detach())
             self.running_var.copy_((1 - share) * self.running_var + share * unbiased)
-        x = (x - mean.reshape(wide)) * torch.rsqrt(var + self.eps).reshape(wide)
-        return x if self.weight is None else x * self.weight.reshape(wide) + self.bias.reshape(wide)
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is None:
+            return x * scale.reshape(wide)
+        return x * (scale * self.weight).reshape(wide) + self.bias.reshape(wide)
 
 
 def mask_norms(module: nn.Module, every: bool) -> list[str]:
