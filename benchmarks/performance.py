@@ -53,10 +53,10 @@ when batches were padded to the batch size that no client fills, and cuDNN chose
 that took half of the time. It runs the groups of a convolution one by one, and a quarter of what is left is its turning
 of layouts.
 
-An uncompiled step is as slow as its kernels are many. BatchNorm of full batches is torch's own: 777 operations in a step
-of that ResNet18 instead of 1,617, and 460 where only the head is trained; on a CPU that makes no difference. Compiled,
-FedRep's steps there, ten epochs of the head and one of the body, take a half to a fifth of the time (trials of four
-runs, three at a time on one H200).
+An uncompiled step is as slow as its kernels are many. BatchNorm of full batches is torch's own: 777 operations in a
+step of that ResNet18 instead of 1,617, and 460 where only the head is trained; on a CPU that makes no difference.
+Compiled, FedRep's steps there, ten epochs of the head and one of the body, take a half to a fifth of the time (trials
+of four runs, three at a time on one H200).
 """
 COLUMNS = "workload|precision|reference|stacked|compiled|ratio|train, upload, evaluate, rest|times the floor|peak MB"
 
