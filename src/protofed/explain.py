@@ -150,7 +150,7 @@ def _play(experiment: Experiment, engine: ReferenceEngine, tell: Callable[[int, 
 
 def _last_epoch(experiment: Experiment) -> int:
     """The epoch whose training steps `upload` hears of."""
-    epochs = [experiment.local_epochs if p.epochs is None else p.epochs for p in experiment.method.phases()]
+    epochs = [phase.passes(experiment.local_epochs) for phase in experiment.method.phases()]
     return max(epochs[-1] - 1, 0) if epochs else 0
 
 
@@ -176,7 +176,7 @@ def _phase(experiment: Experiment, played: Played, phase: Phase, when: str) -> d
         "when": when,
         "trains": [f"{prefix}*" if prefix.endswith(".") else prefix or "everything" for prefix in phase.trains],
         "numbers": {name: _count(under(client.params, phase.trains)) for name, client in played.clients.items()},
-        "epochs": experiment.local_epochs if phase.epochs is None else phase.epochs,
+        "epochs": phase.passes(experiment.local_epochs),
         "lr": rate if phase.lr is None else phase.lr,
         "lr_from": "experiment" if phase.lr is None else "method",
         "loss": getattr(phase.loss, "__name__", None),

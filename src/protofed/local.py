@@ -130,7 +130,7 @@ def train(
         moments = optim.init(optimizer, trained, phase.plain)
         rate = lr if phase.lr is None else phase.lr
         steps = 0
-        for epoch in range(local_epochs if phase.epochs is None else phase.epochs):
+        for epoch in range(phase.passes(local_epochs)):
             seen = []
             for batch in epoch_batches(epoch):
                 at = random.fold(key, steps)

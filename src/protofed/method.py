@@ -128,6 +128,10 @@ class Phase(NamedTuple):
     lr: float | None = None  # None: the experiment's, decayed
     plain: bool = False  # without momentum and weight decay
 
+    def passes(self, local_epochs: int) -> int:
+        """Epochs of it, in an experiment with so many."""
+        return local_epochs if self.epochs is None else self.epochs
+
 
 @dataclass(frozen=True)
 class Method(ABC):

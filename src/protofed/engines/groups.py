@@ -117,7 +117,7 @@ class Sizes:
 
     def guess(self, method: Method, rounds: int) -> float:
         """Seconds of training that so many rounds take, very roughly."""
-        epochs = sum(self.reference.local_epochs if p.epochs is None else p.epochs for p in method.phases())
+        epochs = sum(phase.passes(self.reference.local_epochs) for phase in method.phases())
         seconds = 0.0
         for group in self.groups(self.typical):
             steps, each = sum(self._steps(group)), self._seconds(group)

@@ -48,7 +48,7 @@ class LaneTraining:
         for phase in phases:
             if not under(client.params, phase.trains):
                 local.refuse_empty(work.method, phase)
-            epochs = self.reference.local_epochs if phase.epochs is None else phase.epochs
+            epochs = phase.passes(self.reference.local_epochs)
             lanes = pack([n * epochs for n in steps], width)
             if not lanes.length:
                 continue  # nobody in this group has any data

@@ -121,7 +121,7 @@ class RemoteEngine:
     def _upload(self, member: Member, message: Message) -> tuple[Tree, Mean]:
         """A checked upload, and the loss."""
         phases = self.experiment.method.phases()
-        epochs = sum(self.experiment.local_epochs if p.epochs is None else p.epochs for p in phases)
+        epochs = sum(phase.passes(self.experiment.local_epochs) for phase in phases)
         loss = loss_of(message.head, member.samples, epochs)
         up = read_tree(message.body, member.form)
         check_counts(up, member.samples)

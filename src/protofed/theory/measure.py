@@ -63,7 +63,7 @@ class ClientRound:
         part = min(SAMPLES, max(size, fitting * size // 4))  # products with a Hessian keep more, and there are many
         self.part = Batch(*(tensor[:part] for tensor in self.whole))
         self.per_epoch = -(-engine.federation.used(number) // size)
-        self.steps = self.per_epoch * (engine.local_epochs if self.phase.epochs is None else self.phase.epochs)
+        self.steps = self.per_epoch * self.phase.passes(engine.local_epochs)
 
     def _epoch(self, epoch: int) -> Iterator[Batch]:
         return self.engine.federation.epoch(self.number, self.round, epoch)
