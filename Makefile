@@ -4,7 +4,7 @@ BIN := .venv/bin
 BASE := .venv/.base
 READY := .venv/.ready
 
-.PHONY: help setup demo test pytest docs lint format clean
+.PHONY: help setup demo test quick pytest mutants docs lint format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -34,9 +34,21 @@ demo: $(BASE)  ## twenty clients, three architectures: FedProto against training
 test: $(READY)  ## lint and every test, side by side
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-# One process more than cores: federations and browsers are mostly waited for.
+# Two processes more than cores: federations and browsers are mostly waited for. A file stays in one process, so that
+# what its tests share is made once; tests/conftest.py begins with the files that take longest.
+SPREAD = --dist loadfile --no-loadscope-reorder
 pytest: $(READY)
-	@$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
+	@$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(2 + (os.cpu_count() or 1))') $(SPREAD)
+
+# The core, without what waits for processes, browsers or the network.
+CORE = method local metrics layers errors marks
+quick: $(READY)  ## the tests of the core, in a minute and a half: contract, methods, engines, experiments, run folders
+	@$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() or 1)') $(SPREAD) \
+		-m 'not (namespace or slow or ray or browser or docs)' $(CORE:%=tests/test_%.py) \
+		tests/methods tests/ops tests/engines tests/config tests/runs tests/testing
+
+mutants: $(READY)  ## small errors in methods and ops, each of which a test should notice (half an hour)
+	@$(BIN)/python tools/mutants.py $(MUTANTS)
 
 docs: $(READY)  ## the documentation site, into site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -27,8 +27,9 @@ from rich.table import Table
 from protofed.atomic import write_atomically
 from protofed.engines.wire import encode
 from protofed.metrics import own_numbers
-from protofed.prepare import draw_cohort, prepare, threads
-from protofed.run import combine
+from protofed.runs.cohort import draw_cohort
+from protofed.runs.loop import next_server
+from protofed.runs.setup import prepare, working
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -66,11 +67,11 @@ def protofed(changes: tuple[str, ...], data_dir: Path | None) -> Iterator[float]
     method = experiment.method
     engine = prepare(experiment, domains=images(data_dir)[0]).engine
     server = method.init_server(engine.specs()[0])
-    with threads(experiment, engine):
+    with working(experiment, engine):
         for round in count():
             cohort = draw_cohort(experiment, round)
             trained = engine.train(method, server, cohort, round)
-            server = combine(experiment, server, trained, cohort)
+            server = next_server(experiment, server, trained, cohort)
             engine.clients = {**engine.clients, **trained.clients}
             tallies = engine.evaluate(method, server, cohort, on="own", who="personal")
             encode(server)

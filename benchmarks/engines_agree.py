@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from protofed.data.batches import Federation
 from protofed.data.domain import Domain
-from protofed.data.federation import Federation
 from protofed.data.split import Split
 from protofed.engines import Engine
 from protofed.engines.reference import ReferenceEngine
-from protofed.engines.stacked import StackedEngine
+from protofed.engines.stacked.engine import StackedEngine
 from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS

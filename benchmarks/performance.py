@@ -28,35 +28,49 @@ CUDA = [
 CPU = [("fedproto-mnist",), ("digits-100",), ("pfl-cifar10",)]
 HEAD = """# Speed
 
-Seconds a round of the workloads that `protofed bench` knows, evaluation included, medians after warming up. *Reference*
-is one client after another on one thread, by plain autograd, with its data resident; *stacked* trains clients together;
-*compiled* is the same after compiling, which a run does by itself when it is long enough to repay it. The parts are
-those of the faster one, the ratio is the reference to it. The floor is the training's arithmetic at the speed of one
-large matrix product. Written by `python benchmarks/performance.py` from `docs/performance.json`.
+Seconds per round for each workload of `protofed bench`: medians after a warm-up, evaluation included. *Reference*
+trains one client after another on one thread, with plain autograd and its data in memory. *Stacked* trains clients
+together. *Compiled* is the same with compiled steps, which a run uses on its own if it is long enough for compiling to
+pay off. The parts are those of the faster of these two, and the ratio says how many times longer the reference takes.
+The floor is the time that the training's arithmetic would take at the speed of one large matrix product. `python
+benchmarks/performance.py` writes this page from `docs/performance.json`.
 
 """
-TAIL = """## Where the rest goes
+TAIL = """## A million clients
 
-FedProto's MNIST round on two cores, compiled: a step of five clients takes 3.1 ms, of which oneDNN's convolutions are
-63 % (backward 42 %, at some 46 GFLOP/s; forward 21 %, at 53, where one large product reaches 82 to 100), the fused
-kernels 31 %, everything else 6 %. Upload and evaluation are forward passes through the same convolutions, 23 to 33
-microseconds an image. What was tried and is slower, in ms a step: convolutions as matrix products 4.2 to 4.5, lane by
-lane instead of grouped 5.7; a compiled forward pass is as fast as one operation after another. Flower's simulation runs
-the same convolutions in two processes, which bounds what can be gained over it.
+![Seconds of set-up and of a round, memory and run folder, from 100 to 1,000,000 clients](images/scale.svg)
 
-The 100 clients of digits-100 are small enough for Python to count: training takes 16 of 43 ms, one worker 45 in all.
+If [data is computed when a client is drawn](data.md#a-million-clients), the number of clients hardly matters. Here 100
+clients take part in a round, with 20 samples each and a small CNN. Set-up takes 3.0 s for a million clients, as it
+does for a hundred, and memory is 0.42 GB. With FedAvg, a round takes 1.05 times as long as with 100 clients. With
+FedProto it takes 1.28 times as long, because nearly every client of a round is new and begins with its own weights
+(`init = "per_client"`), and building its network takes 0.3 ms. Drawing the cohort takes 2 ms and computing its samples
+1 ms. Measured by `python benchmarks/scale.py` on one thread: medians of six rounds, on a machine that was busy with
+other work, so points scatter by about a fifth.
 
-ResNet18 on an H200: FedProto's on CIFAR-10 (20 clients, batch 8, tf32) takes 3.4 ms a step, of which the optimiser's
-passes over 20 times 11 million parameters are a quarter, at 4.2 TB/s, and a pass over the samples for the prototypes
-70 ms of a round's 295. FedNH's on small clients (30 a round, 30 images each, bf16) takes 0.29 s a round; it was 0.41 s
-when batches were padded to the batch size that no client fills, and cuDNN chose an algorithm for the weights' gradients
-that took half of the time. It runs the groups of a convolution one by one, and a quarter of what is left is its turning
-of layouts.
+## Where the rest goes
 
-An uncompiled step is as slow as its kernels are many. BatchNorm of full batches is torch's own: 777 operations in a
-step of that ResNet18 instead of 1,617, and 460 where only the head is trained; on a CPU that makes no difference.
-Compiled, FedRep's steps there, ten epochs of the head and one of the body, take a half to a fifth of the time (trials
-of four runs, three at a time on one H200).
+FedProto's MNIST round on two cores, compiled: a step of five clients takes 3.1 ms. Of this, oneDNN's convolutions take
+63 % (backward 42 %, at about 46 GFLOP/s; forward 21 %, at 53, where one large product reaches 82 to 100), the fused
+kernels 31 %, and everything else 6 %. Upload and evaluation are forward passes through the same convolutions, at 23 to
+33 microseconds per image. We tried two alternatives, and both are slower: convolutions as matrix products (4.2 to 4.5
+ms per step), and one lane at a time instead of grouped (5.7 ms). Compiling a forward pass does not make it faster.
+Flower's simulation runs the same convolutions in two processes, which limits how much faster we can be.
+
+The 100 clients of digits-100 are so small that Python's own overhead matters: training takes 16 of 43 ms. A single
+worker needs 45 ms in all.
+
+ResNet18 on an H200: FedProto on CIFAR-10 (20 clients, batch 8, tf32) takes 3.4 ms per step. A quarter of that goes to
+the optimiser's passes over 20 times 11 million parameters, at 4.2 TB/s. The pass over the samples that computes the
+prototypes takes 70 of a round's 295 ms. FedNH with small clients (30 a round, 30 images each, bf16) takes 0.29 s per
+round. It used to take 0.41 s: batches were padded to the full batch size, which no client fills, and cuDNN chose an
+algorithm for the weights' gradients that took half of the time. cuDNN runs the groups of a convolution one by one, and
+a quarter of the remaining time is its conversion of layouts.
+
+The time of an uncompiled step depends on how many kernels it launches. For full batches we use torch's own BatchNorm:
+a step of that ResNet18 then has 777 operations instead of 1,617, and 460 if only the head is trained. On a CPU this
+makes no difference. When FedRep's steps there are compiled (ten epochs of the head and one of the body), they take
+between a fifth and half of the time (trials of four runs, three at a time on one H200).
 """
 COLUMNS = "workload|precision|reference|stacked|compiled|ratio|train, upload, evaluate, rest|times the floor|peak MB"
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.bench import WORKLOADS, _domains
+from protofed.config.experiment import Experiment
 from protofed.data.domain import Domain
 from protofed.engines.reference import ReferenceEngine
-from protofed.experiment import Experiment
 from protofed.methods.fedproto import FedProto
 from protofed.ops import random
-from protofed.prepare import prepare
+from protofed.runs.bench import WORKLOADS, _domains
+from protofed.runs.setup import prepare
 
 WORK = WORKLOADS["fedproto-mnist"]
 
@@ -34,7 +34,7 @@ class Trained(NamedTuple):
 
 def plan(*changes: str) -> Experiment:
     """The experiment that everybody runs."""
-    return Experiment.load(WORK.experiment, *WORK.changes, "device=cpu", *changes)
+    return Experiment.load(WORK.experiment, *WORK.changes.split(), "device=cpu", *changes)
 
 
 def images(data_dir: Path | None) -> tuple[list[Domain], str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed import Experiment, run
-from protofed.results import Watch
+from protofed.runs.watch import Watch
 
 WAYS = {
     "ray_1": ("engine=ray", "engine.workers=1", "engine.threads=1"),

@@ -89,7 +89,6 @@ def main(rounds: int = 60) -> dict[str, float]:
     sent = together.metrics["bytes_up"] / rounds / HOSPITALS
     print(f"\nsent by a hospital in a round: {sent:,.0f} bytes, the prototypes of its diseases")
     print(f"the prototype of {DISEASES[0]} begins with {together.prototypes[DISEASES[0]][:4].numpy().round(2)}")
-    print(f"the whole run: {together.folder}")
     return {"alone": alone.accuracy, "together": together.accuracy}
 
 

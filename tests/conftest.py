@@ -2,15 +2,17 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import marks
 import pytest
 import torch
 from hypothesis import settings
 from PIL import Image
 
-from protofed.report import bubbles
+from protofed.engines.stacked.cache import OFTEN
 from protofed.report import pictures as run_pictures
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests press Ctrl-C
@@ -24,6 +26,30 @@ CORES = sorted(os.sched_getaffinity(0)) if number and hasattr(os, "sched_getaffi
 MINE = {CORES[int(number) % len(CORES)]} if CORES else set()
 if CORES:  # side by side, each has a core, and its runs as many threads
     os.sched_setaffinity(0, MINE)
+
+
+sys.addaudithook(marks.check)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that wait for processes come first, so that side by side none of them is left alone in the end."""
+    ranks: dict[Path, int] = {}
+    for item in items:
+        names = {mark.name for mark in item.iter_markers()}
+        rank = next((i for i, mark in enumerate(marks.MARKS) if mark in names), len(marks.MARKS))
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marks.now = {mark.name for mark in item.iter_markers()}
+    if "browser" in getattr(item, "fixturenames", ()) and "browser" not in marks.now:  # another test may start it
+        raise AssertionError("A test that uses the browser needs the marker browser.")
+
+
+def pytest_sessionfinish() -> None:
+    marks.now = None
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +68,14 @@ def _same_modules() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is noted as the user's own code is noted for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOFED_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty folder of its own, so that none writes into the checkout."""
@@ -50,7 +84,7 @@ def _own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 DRAWING = [
     (module, name, getattr(module, name))
-    for module, name in ((run_pictures, "curve"), (run_pictures, "clients"), (bubbles, "draw_split"))
+    for module, name in ((run_pictures, "draw_run"), (run_pictures, "draw_clients"), (run_pictures, "draw_split"))
 ]
 
 
@@ -61,6 +95,24 @@ def _no_pictures() -> Iterator[None]:
         for module, name, _ in DRAWING:
             patch.setattr(module, name, lambda *words: Image.new("1", (1, 1)).save(words[-1]))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _steps_as_they_are() -> Iterator[None]:
+    """Half of a small run's time goes into tracing its steps: they run as they are, but for tests that ask for
+    `traced`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OFTEN, "cpu", sys.maxsize)
+        yield
+
+
+TRACED = OFTEN["cpu"]
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are traced when they have run a few times, as they are for users."""
+    monkeypatch.setitem(OFTEN, "cpu", TRACED)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ from torch.utils.data import Dataset, TensorDataset
 
 import protofed
 from protofed import UserError, federate
-from protofed.data.own import read_clients
-from protofed.results import Watch
+from protofed.data.readers.own import read_clients
+from protofed.method import Method
+from protofed.runs import saved
+from protofed.runs.loop import Interrupted
+from protofed.runs.watch import Watch
 
 RNG = np.random.default_rng(0)
 Y = np.tile(np.arange(3), 10)
+PICTURES = np.ones((30, 1, 4, 4), np.float32)
 X = (RNG.normal(size=(30, 6)) + 2 * Y[:, None]).astype(np.float32)
 NAMES = np.array(["quince", "apple", "fig"])
 
@@ -98,7 +103,7 @@ def test_one_call_from_module_and_odd_labels_to_models_prototypes_and_folder() -
     assert said == [done.labels[place] for place in torch.cdist(z, rows).argmin(1)]  # the user can do it alone
     assert "quince" not in done.predict(X, client="west")  # which has never seen one
     assert any("in evaluation mode" in note for note in watch.notes)
-    assert any("embedding = what out is given, 8 numbers" in note for note in watch.notes)
+    assert any("embedding = the input of layer out, 8 numbers" in note for note in watch.notes)
     kept = tomllib.loads(Path("out/experiment.toml").read_text())
     assert kept["model"]["name"] == "memory:test_api:Net"
     assert kept["data"]["name"].startswith("memory:")
@@ -112,7 +117,7 @@ def test_one_call_from_module_and_odd_labels_to_models_prototypes_and_folder() -
     assert resumed.accuracy == done.accuracy
     with pytest.raises(UserError, match=r"data.name 'memory:.*' -> 'memory:"):
         federate(net, [(X, Y), (X, Y), (X, Y)], rounds=3, out="out", quiet=True, lam=0.5, lr=0.01, seed=3, resume=True)
-    with pytest.raises(UserError, match="was handed in by a script, and is not kept"):
+    with pytest.raises(UserError, match="was passed in by a script, and is not kept"):
         protofed.run(protofed.Experiment.load("out/experiment.toml"), "elsewhere")
 
 
@@ -176,7 +181,8 @@ def test_every_form_of_data_is_read_alike() -> None:
     classes = datasets.Features(kinds | {"label": datasets.ClassLabel(names=["apple", "fig", "quince"])})
     forms = [
         (X, NAMES[Y]), (torch.from_numpy(X), NAMES[Y].tolist()), (X.tolist(), NAMES[Y].astype(object)[:, None]),
-        Items(), torch.utils.data.DataLoader(Items()), {"train": (X, NAMES[Y])}, datasets.Dataset.from_dict(rows),
+        Items(), torch.utils.data.DataLoader(Items()), {"train": (X, NAMES[Y])}, {"x": X, "y": NAMES[Y]},
+        datasets.Dataset.from_dict(rows),
         datasets.Dataset.from_dict(rows).cast(classes),
     ]  # fmt: skip
     own = read(forms)
@@ -199,20 +205,39 @@ def test_every_form_of_data_is_read_alike() -> None:
     assert read([(X, [Tree(k) for k in Y])]).labels == sorted(Tree, key=str)  # has no order of its own
 
 
+def test_data_frames_are_read_as_numbers() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X)
+    mixed = frame.assign(old=Y > 1)  # numpy would make objects of it
+    (domain,) = read([(mixed, pandas.Series(Y))]).domains
+    assert domain.x_train.dtype == np.float32
+    assert sorted(domain.x_train[:, 6].tolist() + domain.x_test[:, 6].tolist()) == [0.0] * 20 + [1.0] * 10
+    tokens = pandas.DataFrame({"a": Y, "b": Y}).astype("Int64")
+    assert read([(tokens, Y)]).domains[0].x_train.dtype == np.int64
+    with pytest.raises(UserError, match=r"client 0 is a DataFrame without labels. Give \(x, y\)"):
+        read([frame])
+    with pytest.raises(UserError, match=r"client 0: column 'town' holds .*, not numbers"):
+        read([(frame.assign(town="here"), Y)])
+
+
 @pytest.mark.parametrize(
     ("clients", "said"),
     [
-        ([(X, Y + 0.5)], "client 0: label 0 is 0.5. Labels are classes"),
-        ([(X, np.where(Y == 1, np.nan, Y))], "client 0: label 1 is NaN"),
+        ([(X, Y + 0.5)], "client 0: the label at index 0 is 0.5. Labels are classes"),
+        ([(X, np.where(Y == 1, np.nan, Y))], "client 0: the label at index 1 is NaN"),
         ([(X, np.eye(3)[Y])], r"labels have shape \(30, 3\).*argmax"),
         ([(X, Y), (X, NAMES[Y])], "labels are text with client 1 .* but numbers with client 0"),
         ([(X, Y), (X, Y > 0)], r"labels are numbers with client 0 \(0\) but booleans with client 1"),
         ([(X, Y, X, NAMES[Y])], r"text with client 0 \(test\) .* but numbers with client 0 "),
-        ([(X, [[k] for k in Y])], r"client 0: label 0 is \[.*0.*\]. Labels are classes"),
-        ([[(X[0], 1, 2)] * 3], "client 0, sample 0 is no pair of input and label, but tuple of 3"),
+        ([(X, [[k] for k in Y])], r"client 0: the label at index 0 is \[.*0.*\]. Labels are classes"),
+        ([[(X[0], 1, 2)] * 3], "client 0, sample 0 is tuple of 3, not a pair of input and label"),
+        ([(X, Y), X], r"client 1 is an array of shape \(30, 6\) without labels. Give \(x, y\)"),
+        ([(X, Y), (X, Y, X)], "client 1 is a tuple of 3. Give .* or .*x_test, y_test"),
+        ([{"trian": (X, Y)}], "client 0 is a dict with the keys trian. Give"),
         ([(X, Y), (X[:5], Y)], "client 1 has 5 samples but 30 labels"),
         ([(X, Y), (X[:0], Y[:0])], "client 1 has no samples. Leave it out"),
-        ([(X, Y), (X * np.nan, Y)], "client 1: sample 0 holds NaN"),
+        ([(X, Y), (X * np.inf, Y)], "client 1: sample 0 holds NaN or infinite values"),
+        ([(PICTURES, Y), (PICTURES * np.nan, Y)], "client 1: sample 0 holds NaN or infinite values"),
         ([(X, Y, X[:, :4], Y)], r"training samples have shape \(6,\), test samples \(4,\)"),
         ([([[1.0, 2.0], [1.0]], [0, 1])], r"client 0: sample 1 has shape \(1,\), sample 0 \(2,\)"),
         ([(["good", "bad"], [0, 1])], "samples are text"),
@@ -229,27 +254,45 @@ def test_bad_data_is_refused_in_one_line(clients: Any, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_missing_values_are_said_before_a_layer_is_looked_for() -> None:
+    holed = X.copy()
+    holed[0, 0] = np.nan  # among the first samples, with which layers are looked for
+    with pytest.raises(UserError, match=r"^north: sample \d holds NaN, a missing value.*WithMask.*\(Net\)"):
+        federate(Net(), {"north": (holed, Y), "south": (X, Y)}, rounds=1, quiet=True, test_fraction=0)
+
+
 def test_what_is_odd_but_allowed_is_said() -> None:
-    with pytest.raises(UserError, match=r"client 0: label 2 is 2, which is not among labels = \[0, 1\]"):
+    with pytest.raises(
+        UserError, match=r"client 0: the label at index 2 is 2, which is not among the classes \[0, 1\]"
+    ):
         read([(X, Y)], labels=[0, 1])
     own = read([(X[Y == 0], Y[Y == 0]), (100 * X[Y == 1], Y[Y == 1])], labels=[0, 1, 2])
     assert any("no class in common with any other client: client 0, client 1" in note for note in own.notes)
     assert any("nobody has training samples of 2" in note for note in own.notes)
     assert any("inputs of client 1 reach beyond 50" in note for note in own.notes)
-    assert any("one training sample only: client 0 of 9" in n for n in read([(X, [9, *Y[1:]])]).notes)
+    assert any("only one training sample: client 0 of 9" in n for n in read([(X, [9, *Y[1:]])]).notes)
 
 
 @pytest.mark.parametrize(
     ("models", "options", "said"),
     [
-        ([Net(), Net()], {}, "there are 2 models for 1 clients"),
-        (Net(out=7), {}, "client 0: Net: its out gives 7 numbers for each sample, but there are 3 classes"),
+        ([Net(), Net()], {}, "models has 2 entries, clients has 1"),
+        (Net(out=7), {}, "client 0: Net: its layer 'out' gives 7 numbers for each sample, but there are 3 classes"),
         (Net(), {"method": "fedprot"}, "Did you mean 'fedproto'"),
         (Net(), {"lamm": 2}, "unknown key method.lamm = 2. Did you mean 'lam'"),
         (Net(), {"settings": {"rounds": 3}}, "settings has 'rounds', which is an argument of federate"),
-        (Net(), {"batch_size": 0}, "batch_size = 0"),
+        (Net(), {"batch_size": 0}, r"batch_size = 0 should be greater than or equal to 1\.$"),  # not the file's default
+        (Net(), {"seed": -1}, "seed = -1 should be a whole number of at least 0"),
         (Net(), {"lr": "much"}, "optimizer.lr = 'much'"),
         (7, {}, "the model of client 0 is int"),
+        (Net(), {"participation": 0.5}, "federate has no argument 'participation'. Give it in settings, as in .*: 0.5"),
+        (Net(), {"local_epochs": 2}, "federate has no argument 'local_epochs'. Did you mean 'epochs'"),
+        (Net(), {"momentum": 0.9}, "federate has no argument 'momentum'. Give it in optimizer"),
+        (Net(), {"optimizer": torch.optim.Adam}, "optimizer is Adam. Give 'adam', 'sgd', or a dict"),
+        (Net(), {"settings": ["rounds"]}, "settings is list. Give a dict"),
+        (Net(), {"watch": "loss"}, "watch is str"),
+        (Net(), {"labels": "abc"}, "labels = 'abc' is text. Give a list of all classes"),
+        (Net(), {"method": Method}, "method = Method is not a method: .* and defines aggregate, init_server"),
         ({"south": Net()}, {}, "do not have the same names: client 0, south is in one of them only"),
     ],
 )
@@ -314,7 +357,7 @@ def test_modules_in_memory_are_held_out_and_join_after_the_last_round() -> None:
     assert type(new.model) is Net
     said = new.model(torch.from_numpy(new.newcomers.domains[0].x_test))[1].argmax(1).numpy()
     assert (said == new.newcomers.domains[0].y_test).mean() == pytest.approx(new.mean("head"))
-    with pytest.raises(UserError, match="the newcomer: label 1 is '3', which is not among labels = "):
+    with pytest.raises(UserError, match="the newcomer: the label at index 1 is '3', which is not among the classes "):
         protofed.join("out", data=(X, Y + 2), model=Net())
     (absent,) = set("abc") - set(done.accuracies)
     assert torch.equal(done.models["abc".index(absent)].a.weight, nets["abc".index(absent)].a.weight)
@@ -332,7 +375,120 @@ def test_slips_are_said_in_one_line_and_no_test_data_is_no_accuracy() -> None:
         done.predict(X[:, 1:])
     with pytest.raises(UserError, match=r"x has shape \(6,\), .* of one sample, x\[None\]"):
         done.predict(X[0])
+    with pytest.raises(UserError, match=r"there is no client 9\. Known: 0 to 1"):
+        done.models[9]
+    with pytest.raises(UserError, match=r"^client=global: fedproto has no global model"):
+        done.export("exported", "global", onnx=False)
     with pytest.raises(UserError, match="Did you mean 'epochs'"):
         federate(Net(), [(X, Y)] * 2, epoch=2)
     with pytest.raises(UserError, match=r"text with client 0 \('fig'\) but numbers with client 1 \(0\)"):
         federate(Net(), [(X, ["fig"] * 30), (X, Y)])
+
+
+def test_a_result_shows_no_sample_and_no_weight_when_it_is_printed() -> None:
+    done = federate(Net(), [(X, Y)] * 2, rounds=1, out="out", quiet=True, seed=0)
+    joined = protofed.join("out", data=(X, Y), model=Net(), shots=4, steps=2)
+    said = [repr(joined), repr(joined.joined), repr(joined.newcomers), repr(joined.newcomers.domains), repr(done)]
+    said += [repr(done.prototypes), repr(read_clients([(X, Y)], test_fraction=0.2, seed=0))]
+    said += [repr(done._prepared), repr(protofed.Result(done.folder, done.metrics)), repr(done._state)]
+    said += [repr(saved.read_checkpoint(done.folder)), repr(done._prepared.reference.federation.train(0))]
+    for text in said:
+        assert "tensor(" not in text
+        assert "array(" not in text
+    assert repr(joined).startswith("<Joining: joined fedproto after round 1, 1 seed, accuracy ")
+    assert all(len(text) < 400 for text in said[:3])
+
+
+def test_a_missing_prototype_is_said_in_words() -> None:
+    done = federate(Net(out=4), [(X, NAMES[Y])] * 2, rounds=1, quiet=True, labels=[*NAMES, "pear"])
+    assert done.prototypes["fig"].shape == (8,)
+    assert done.prototypes.get("pear") is None
+    with pytest.raises(UserError, match=r"no prototype of 'pear': no client that took part sent one"):
+        done.prototypes["pear"]
+    with pytest.raises(UserError, match=r"there is no class 7\. Known: apple, fig, quince\."):
+        done.prototypes[7]
+    without = federate(Net(), [(X, Y)] * 2, "local", 1, quiet=True)
+    with pytest.raises(UserError, match=r"^local has no global prototypes"):
+        without.prototypes[0]
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [("file/run", "lies under .*file, which is a file"), ("/proc/here", "out= ?/proc/here"), ("n" * 300, "File name")],
+)
+def test_a_place_where_nothing_can_be_written_is_one_line(out: str, why: str) -> None:
+    Path("file").touch()
+    with pytest.raises(UserError, match=f"{why}.*Name another folder"):
+        federate(Net(), [(X, Y)] * 2, rounds=1, quiet=True, out=out)
+
+
+def test_a_path_that_is_none_and_an_export_under_a_file_are_one_line() -> None:
+    with pytest.raises(UserError, match=r"out is int. Give the path of a folder"):
+        federate(Net(), [(X, Y)] * 2, out=7)
+    done = federate(Net(), [(X, Y)] * 2, rounds=1, quiet=True)
+    Path("file").touch()
+    with pytest.raises(UserError, match=r"^out=file/here lies under .*file, which is a file"):
+        done.export("file/here", onnx=False)
+    with pytest.raises(UserError, match=r"^out=file already exists"):
+        done.export("file", onnx=False)
+
+
+def test_quiet_and_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with pytest.raises(UserError, match="7 numbers"):
+        federate(Net(out=7), [(X, Y)] * 2, quiet=True)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_federation_that_was_stopped_says_how_to_go_on() -> None:
+    class Stopper(Watch):
+        def round(self, line: dict[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(
+        Interrupted, match=r"^stopped after round \d of 3\. Go on with out='(.*)', resume=True"
+    ) as caught:
+        federate(Net(), [(X, Y)] * 2, rounds=3, watch=Stopper(), seed=4)
+    folder = str(caught.value).split("'")[1]
+    assert federate(Net(), [(X, Y)] * 2, rounds=3, out=folder, resume=True, quiet=True, seed=4).rounds[-1]["round"] == 3
+
+
+def test_quiet_without_a_folder_leaves_none() -> None:
+    done = federate(Net(), [(X, Y)] * 2, rounds=1, quiet=True)
+    folder = done.folder
+    assert not Path("runs").exists()
+    assert done.accuracies.keys() == {"client 0", "client 1"}
+    done.export("exported", onnx=False)
+    del done
+    assert not folder.exists()
+    assert list(Path().iterdir()) == [Path("exported")]
+
+
+def test_labels_that_are_hardly_classes_are_doubted() -> None:
+    class Fruit:
+        """Told apart by identity alone."""
+
+    def notes(labels: list[Any]) -> list[str]:
+        return read_clients([(X, labels)], test_fraction=0, seed=0).notes
+
+    (told, *_) = notes([Fruit() for _ in range(30)])
+    assert (
+        "labels are objects of the class Fruit, and each counts as a separate class (30 classes in 30 samples)" in told
+    )
+    (told, *_) = notes([f"file-{number}.png" for number in range(30)])
+    assert told.startswith("there are 30 classes in 30 samples. Are the labels classes, such as 'file-0.png'?")
+    assert not notes(Y.tolist())
+    kinds = enum.Enum("Kinds", "a b c")
+    assert not notes([list(kinds)[label] for label in Y])
+
+
+def test_notes_call_clients_by_their_names() -> None:
+    watch = Notes()
+    empty = (X[:0], Y[:0])
+    federate(Net(), {"north": (X, Y), "south": (X, Y)}, rounds=1, test={"north": (X, Y), "south": empty}, watch=watch)
+    assert "1 of 2 clients have no test sample (south)." in watch.notes
+    with pytest.raises(UserError, match=r"^the model of south is int"):
+        federate({"north": Net(), "south": 3}, {"north": (X, Y), "south": (X, Y)}, quiet=True)
+    with pytest.raises(UserError, match=r"^the loss of north \(and 1 more\) is no longer a number"):
+        federate(Net(), {"north": (X, Y), "south": (X, Y)}, rounds=3, quiet=True, optimizer="sgd", lr=1e30)

@@ -6,11 +6,15 @@ from pathlib import Path
 from types import ModuleType
 
 import matplotlib
+import numpy as np
 import pytest
+from checkout import ROOT
 
 from protofed import METHODS
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples"
+pytestmark = pytest.mark.docs
+
+FOLDER = ROOT / "examples"
 PAGE = FOLDER.parent / "docs" / "examples.md"
 
 
@@ -31,7 +35,28 @@ def test_hospitals(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert all(f"hospital {number} " in said for number in range(module.HOSPITALS))
     assert f"the prototype of {module.DISEASES[0]} begins with" in said
-    assert Path(said.split("the whole run: ")[1].strip(), "summary.json").is_file()
+
+
+def test_real_hospitals(
+    real_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    module = example("real_hospitals")
+    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
+    assert module.main() == {}
+    assert f"skipped: there is no {tmp_path}" in capsys.readouterr().out
+    np.savez(tmp_path / "heart_disease4.npz", x_train=np.zeros((3, 13)), y_train=np.zeros(3))
+    with pytest.raises(SystemExit, match=r"has no x_test \(it has: x_train, y_train\)\. It needs these: .*, sites\."):
+        module.main()
+    if not (real_data / "heart_disease4.npz").is_file():
+        pytest.skip("needs real data: heart_disease4.npz")
+    monkeypatch.setenv("PROTOFED_DATA", str(real_data))
+    assert list(module.hospitals(real_data / "heart_disease4.npz")) == [
+        *("Cleveland", "Budapest", "Switzerland", "Long Beach VA")
+    ]
+    monkeypatch.setattr(module, "METHODS", ["local", "fedavg"])
+    found = module.main(rounds=2, seeds=(0,))
+    assert all(0 < area < 1 for area in found.values())
+    assert "Switzerland" in capsys.readouterr().out
 
 
 def test_sensors(capsys: pytest.CaptureFixture[str]) -> None:

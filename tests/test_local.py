@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from protofed.config.experiment import SCHEDULE
 from protofed.local import local_update, train, train_step
-from protofed.method import Batch, Client, LocalData, Mean, Method, Phase
+from protofed.method import Batch, Client, LocalData, Mean, Method, Params, Phase
 from protofed.methods.fedproto import FedProto
 from protofed.methods.local import Local
 from protofed.models import Net, chain
@@ -133,7 +134,7 @@ def test_train_is_plain_pytorch(o: optim.Optimizer, build) -> None:
 @pytest.mark.parametrize("o", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_train_step_is_one_step_of_pytorch(o: optim.Optimizer) -> None:
     module, model, client = built()
-    moments = optim.init(o, client.params)
+    moments = optim.first_moments(o, client.params)
     batch = data(7)
     step = train_step(Local(), model, o, Phase(), client, moments, batch, {}, KEY, 0.03)
     (loss,) = torch_train(module, o, [batch], lr=0.03)
@@ -154,7 +155,7 @@ def test_moments_start_anew_with_every_call() -> None:
 
 def test_a_tensor_serves_as_step_size() -> None:
     _, model, client = built()
-    moments, batch = optim.init(SGD, client.params), data(7)
+    moments, batch = optim.first_moments(SGD, client.params), data(7)
     one = train_step(Local(), model, SGD, Phase(), client, moments, batch, {}, KEY, 0.25)
     other = train_step(Local(), model, SGD, Phase(), client, moments, batch, {}, KEY, torch.tensor(0.25))
     assert_close(one.client, other.client)
@@ -234,6 +235,24 @@ def test_plain_leaves_out_adam_momentum_and_decay() -> None:
         trained, _, _ = train(Local(), model, o, (Phase(plain=True),), client, batches, {}, KEY, 0.2, 1)
         torch_train(module, o, batches(0), lr=0.2, plain=True)
         assert_same(trained, module)
+
+
+def test_a_phase_may_go_without_clipping_and_be_pulled_after_it() -> None:
+    clipping = optim.Optimizer(lr=0.1, clip=1e-3)
+
+    def pull(client: Client, down: Params) -> Params:
+        return {name: 0.5 * (value - down[name]) for name, value in client.params.items()}
+
+    _, model, client = built()
+    anchor = {name: value + 1 for name, value in client.params.items()}
+    batch = epochs_of([6])
+    free, _, _ = train(Local(), model, clipping, (Phase(clip=False),), client, batch, anchor, KEY, 0.1, 1)
+    plain, _, _ = train(Local(), model, SGD, (Phase(),), client, batch, anchor, KEY, 0.1, 1)
+    pulled, _, _ = train(Local(), model, clipping, (Phase(pull=pull),), client, batch, anchor, KEY, 0.1, 1)
+    clipped, _, _ = train(Local(), model, clipping, (Phase(),), client, batch, anchor, KEY, 0.1, 1)
+    for name in client.params:
+        torch.testing.assert_close(free.params[name], plain.params[name])
+        torch.testing.assert_close(pulled.params[name], clipped.params[name] + 0.1 * 0.5)  # -lr * 0.5 * (w - (w + 1))
 
 
 def test_a_phase_has_its_own_loss() -> None:
@@ -425,6 +444,9 @@ def test_every_step_has_another_mask_and_a_rerun_the_same() -> None:
     assert not torch.equal(last_epoch(1, KEY), last_epoch(2, KEY))
     assert not torch.equal(last_epoch(2, KEY), last_epoch(3, KEY))
     assert not torch.equal(last_epoch(1, KEY), last_epoch(1, random.fold(KEY, 9)))
+    phase = (Phase(("head.",), lr=0.0),)
+    twice = train(Embeddings(), model, SGD, phase, client, lambda e: [batch, batch], {}, KEY, 0.0, 1)[2].total
+    assert not torch.equal(twice, 2 * last_epoch(1, KEY)), "also within an epoch"
 
 
 # one sample
@@ -532,7 +554,7 @@ PROTOTYPES = Mean(torch.arange(12.0).reshape(CLASSES, DIM) / 12, torch.tensor([1
 @pytest.mark.parametrize("o", [SGD, OPTIMIZERS["sgd all"], OPTIMIZERS["adam all"]], ids=["sgd", "sgd all", "adam all"])
 def test_padding_changes_nothing(method: Method, down, o: optim.Optimizer) -> None:
     _, model, client = built()
-    moments = optim.init(o, client.params)
+    moments = optim.first_moments(o, client.params)
     batch = data(5)
     bare = train_step(method, model, o, Phase(), client, moments, batch, down, KEY, 0.1)
     full = train_step(method, model, o, Phase(), client, moments, padded(batch, 3), down, KEY, 0.1)
@@ -574,7 +596,7 @@ def test_stacked_clients_train_as_they_do_alone(name: str, o: optim.Optimizer) -
         return tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
     def alone(i: int) -> Iterator:
-        client, moments = clients[i], optim.init(o, under(clients[i].params, phase.trains), phase.plain)
+        client, moments = clients[i], optim.first_moments(o, under(clients[i].params, phase.trains), phase.plain)
         for s in range(steps):
             result = step(client, moments, batches[i][s], random.fold(keys[i], s))
             client, moments = result.client, result.moments
@@ -582,7 +604,7 @@ def test_stacked_clients_train_as_they_do_alone(name: str, o: optim.Optimizer) -
 
     expected = [list(alone(i)) for i in range(2)]
     client = stack(clients)
-    moments = stack([optim.init(o, under(c.params, phase.trains), phase.plain) for c in clients])
+    moments = stack([optim.first_moments(o, under(c.params, phase.trains), phase.plain) for c in clients])
     for s in range(steps):
         batch = stack([batches[i][s] for i in range(2)])
         key = stack([random.fold(keys[i], s) for i in range(2)])
@@ -594,13 +616,71 @@ def test_stacked_clients_train_as_they_do_alone(name: str, o: optim.Optimizer) -
     assert client.buffers["body.bn.num_batches_tracked"].tolist() == [steps, steps]
 
 
+@pytest.mark.parametrize("how", [{}, {"plain": True}, {"clip": False}], ids=["all", "plain", "no clip"])
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_lanes_in_place_move_as_single_clients_do(name: str, listed: bool, how: dict[str, bool]) -> None:
+    """Three steps with a pull that is not clipped, in three lanes of which one stands still."""
+    o, rates = OPTIMIZERS[name], torch.tensor([0.1, 0.0, 0.3])
+
+    def numbers(seed: int) -> Params:
+        drawn = torch.Generator().manual_seed(seed)
+        return {"a": torch.randn(3, 2, 4, generator=drawn), "b": torch.randn(3, 5, generator=drawn)}
+
+    lanes = numbers(0)
+    start, plain = {n: p.clone() for n, p in lanes.items()}, how.get("plain", False)
+    moments = tree_map(torch.clone, optim.first_moments(o, lanes, plain))._replace(step=torch.zeros(3))
+    singles = [{n: p[i] for n, p in start.items()} for i in range(3)]
+    ahead = [optim.first_moments(o, single, plain) for single in singles]
+    for step in range(1, 4):
+        grads, pull = numbers(step), dict(reversed(numbers(-step).items()))  # they meet by name
+        optim.update_(o, lanes, grads, moments, rates, **how, pull=pull, listed=listed)
+        for i in range(3):
+            mine = [{n: p[i] for n, p in tree.items()} for tree in (grads, pull)]
+            singles[i], ahead[i] = optim.update(o, singles[i], mine[0], ahead[i], rates[i], **how, pull=mine[1])
+    for name_, value in lanes.items():
+        torch.testing.assert_close(value, torch.stack([single[name_] for single in singles]))
+        assert torch.equal(value[1], start[name_][1])
+
+
+@pytest.mark.parametrize(
+    "o, slope, moved",
+    [
+        (optim.Optimizer(lr=1.0, clip=1e-6), 1e-6, 0.5e-6),  # 1e-6 is added to the length
+        (optim.Optimizer(name="adam", lr=1.0), 1e-8, 0.5),  # 1e-8 is added to the root
+    ],
+    ids=["clip", "adam"],
+)
+def test_tiny_slopes_are_not_divided_by_nothing(o: optim.Optimizer, slope: float, moved: float) -> None:
+    params, grads = ({"a": torch.full((2, 1), value, dtype=torch.float64)} for value in (0.0, slope))
+    one = {"a": params["a"][0]}
+    after, _ = optim.update(o, one, {"a": grads["a"][0]}, optim.first_moments(o, one), 1.0)
+    assert float(after["a"]) == pytest.approx(-moved, rel=1e-4)
+    moments = tree_map(torch.clone, optim.first_moments(o, params))._replace(step=torch.zeros(2))
+    optim.update_(o, params, grads, moments, torch.ones(2, dtype=torch.float64))
+    assert params["a"].flatten().tolist() == pytest.approx([-moved] * 2, rel=1e-4)
+
+
+def test_an_optimiser_as_it_comes_is_plain_sgd_and_remembers_nothing() -> None:
+    usual = {"name": "sgd", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0, "clip": 0.0}
+    made = asdict(optim.Optimizer())
+    assert {key: value for key, value in made.items() if key not in SCHEDULE} == usual
+    assert [optim.Optimizer().rate(round) for round in (0, 7)] == [0.01, 0.01]
+    zeros = {"a": torch.zeros(2)}
+    for o, first, second in (("sgd", {}, {}), ("momentum", zeros, {}), ("adam", zeros, zeros)):
+        moments = optim.first_moments(OPTIMIZERS[o], {"a": torch.ones(2)})
+        assert (moments.first.keys(), moments.second.keys()) == (first.keys(), second.keys())
+        plain = optim.first_moments(OPTIMIZERS[o], {"a": torch.ones(2)}, plain=True)
+        assert (plain.first, plain.second) == ({}, {})
+
+
 def test_a_stacked_second_network_trains_as_it_does_alone() -> None:
     _, model, a = built(norm_net, seed=1)
     _, _, b = built(norm_net, seed=2)
     clients = [with_personal(a, b), with_personal(b, a)]
     batches = [data(6, i) for i in range(2)]
     method = Personal()
-    moments = optim.init(SGD, under(a.params, ()))
+    moments = optim.first_moments(SGD, under(a.params, ()))
 
     def step(client: Client, batch: Batch) -> Client:
         return train_step(method, model, SGD, method.phases()[0], client, moments, batch, {}, KEY, 0.1, True).client

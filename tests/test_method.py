@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protofed.method import Batch, Client, Each, Mean, Spec, Tree
-from protofed.ops.trees import alone, deal, floating, merge, squared_distance, total, under
+from protofed.ops.trees import all_finite, alone, deal, floating, merge, squared_distance, total, under
 
 CLASSES, DIM = 3, 2
 SMALL = st.integers(-20, 20)  # sums of small whole numbers are exact, whatever the order
@@ -225,6 +225,14 @@ def test_under_takes_a_prefix_off_once() -> None:
 def test_under_takes_off_each_of_several_prefixes() -> None:
     params = {"a.x": tensor(1), "b.y": tensor(2), "c.z": tensor(3)}
     assert list(under(params, ("a.", "b."), strip=True)) == ["x", "y"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_number_is_enough_to_be_not_finite(bad: float) -> None:
+    good = {"one": torch.ones(3), "two": [tensor([0.0]), torch.tensor(5)]}
+    assert all_finite(good)
+    assert not all_finite(good | {"three": tensor([1.0, bad])})
+    assert not all_finite({"zero": tensor([bad, 1.0])} | good)
 
 
 def test_floating_leaves_counters_out() -> None:

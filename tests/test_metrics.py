@@ -3,10 +3,12 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
 from protofed.method import Method
@@ -14,12 +16,15 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto import FedProto
 from protofed.methods.local import Local
 from protofed.metrics import (
+    SCORES,
     Correct,
     Spread,
     add,
+    auc,
     global_numbers,
-    global_own_numbers,
     judged_by,
+    mean_accuracy,
+    of_one_length,
     own_numbers,
     personal_numbers,
     spread,
@@ -124,6 +129,86 @@ def test_accuracy_weighs_classes() -> None:
     assert (correct + correct).samples.tolist() == [20, 20, 20, 10]
 
 
+# AUC and balanced accuracy
+
+
+def scored(scores: Tensor, y: Tensor, own: Tensor | None = None, kind: str = "head", mask: Tensor | None = None) -> Any:
+    own = torch.ones(scores.shape[1]).bool() if own is None else own
+    return tally({"head": scores}, y, own, mask, SCORES + kind)[kind]
+
+
+def test_auc_by_hand() -> None:
+    """Of the six pairs of a sick and a healthy one, three are in the right order and one is a tie; only the difference
+    of the two scores counts, however large both are."""
+    logits = torch.tensor([[0.0, 3.0], [500.0, 501.0], [0.0, -1.0], [0.0, 2.0], [7.0, 6.0]])
+    y = torch.tensor([1, 1, 1, 0, 0])  # odds of being sick: 3, 1, -1, and 2, -1
+    assert auc(scored(logits, y)) == 3.5 / 6
+    assert auc(scored(logits, 1 - y)) == 2.5 / 6
+    assert auc(scored(logits[:3], y[:3])) is None  # nobody healthy
+    assert auc(tally({"head": logits}, y, torch.ones(2).bool())["head"]) is None  # scores were not kept
+
+
+NUMBERS = st.integers(-3, 3).map(float)  # with many ties
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, st.integers(0, 1)), min_size=2, max_size=30))
+def test_auc_of_two_classes_is_that_of_sklearn(samples: list[tuple[float, float, int]]) -> None:
+    scores, y = torch.tensor([s[:2] for s in samples]), torch.tensor([s[2] for s in samples])
+    found = auc(scored(scores, y))
+    if len(set(y.tolist())) == 1:
+        assert found is None
+    else:
+        assert found == pytest.approx(roc_auc_score(y, scores[:, 1] - scores[:, 0]), abs=1e-12)
+
+
+@pytest.mark.parametrize("classes", [3, 7])
+def test_auc_of_several_classes_is_the_mean_of_one_against_the_rest(classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    scores, y = torch.from_numpy(rng.normal(size=(60, classes))), torch.from_numpy(rng.integers(0, classes, 60))
+    shares = scores.softmax(1).numpy()
+    assert auc(scored(scores, y)) == pytest.approx(roc_auc_score(y, shares, multi_class="ovr"), abs=1e-12)
+    there = torch.isin(y, torch.tensor([0, 2]))  # classes without samples do not count
+    pair = [roc_auc_score(y[there] == c, shares[there, c]) for c in (0, 2)]
+    assert auc(scored(scores[there], y[there])) == pytest.approx(np.mean(pair), abs=1e-12)
+
+
+def test_auc_among_own_classes_and_without_answers() -> None:
+    scores = torch.tensor([[1.0, 0.0, 9.0], [0.0, 1.0, -9.0], [0.5, 0.0, 9.0]])
+    y = torch.tensor([0, 1, 1])
+    own = torch.tensor([True, True, False])
+    assert auc(scored(scores, y, own, "head_own")) == 1.0
+    assert auc(scored(scores, y, own)) == (1 / 2 + 1) / 2  # the third class takes most of the odds of two samples
+    nothing = torch.full((3, 3), -INF)  # before there are prototypes all samples tie
+    assert auc(scored(nothing, y)) == 0.5
+    alone = torch.tensor([[-INF, 0.0], [-INF, 1.0]])  # only one class has a prototype
+    assert auc(scored(alone, torch.tensor([0, 1]))) == 0.5
+
+
+def test_kept_scores_add_over_chunks_and_leave_padding_out() -> None:
+    rng = np.random.default_rng(0)
+    scores, y = torch.from_numpy(rng.normal(size=(40, 3))), torch.from_numpy(rng.integers(0, 3, 40))
+    whole = scored(scores, y)
+    mask = torch.cat([torch.ones(15), torch.zeros(5)])
+    padded = scored(torch.cat([scores[25:], scores[:5]]), torch.cat([y[25:], y[:5]]), mask=mask)
+    parts = scored(scores[:10], y[:10]) + scored(scores[10:25], y[10:25]) + padded
+    assert auc(parts) == pytest.approx(auc(whole), abs=1e-12)
+    short = scored(scores[:4], y[:4])
+    both = of_one_length([{"head": parts}, {"head": short}])
+    assert {tuple(scores.shape) for tally in both for scores, _ in tally["head"].said} == {(45, 3)}
+    assert [auc(tally["head"]) for tally in both] == [auc(parts), auc(short)]
+    assert of_one_length(TALLIES) == TALLIES
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30))
+def test_balanced_accuracy_is_that_of_sklearn(pairs: list[tuple[int, int]]) -> None:
+    y, said = torch.tensor(pairs).T
+    counted = tally({"head": torch.eye(4)[said]}, y, torch.ones(4).bool())["head"]
+    known = np.isin(said, y)  # sklearn warns of classes that are only answers, and of a single one
+    if known.all() and len(set(y.tolist())) > 1:
+        assert counted.balanced() == pytest.approx(balanced_accuracy_score(y, said))
+    assert counts([1, 0], [0, 0]).balanced() is None
+
+
 # over clients
 
 
@@ -195,7 +280,7 @@ def test_own_numbers(method: Method, main: list[float]) -> None:
     assert got["accuracy_proto_all_mean"] == pytest.approx((4 / 8 + 0) / 2)
     key = "accuracy_proto_own_mean" if method.candidates == "own" else "accuracy_proto_all_mean"
     assert got["accuracy_proto_mean"] == got[key]
-    assert global_own_numbers(method, TALLIES) == {"accuracy_global_mean": pytest.approx(mean)}
+    assert mean_accuracy(method, TALLIES) == pytest.approx(mean)
 
 
 def test_own_numbers_of_a_method_without_prototypes() -> None:

@@ -225,7 +225,58 @@ def choose() -> Drawing:
     return d
 
 
-DRAWINGS: tuple[Callable[[], Drawing], ...] = (prototypes, round_, private, mean_each, choose)
+def layers() -> Drawing:
+    """The packages, each of which imports only from those below it."""
+    d = Drawing("layers", 900, 470)
+    rows = (
+        ("cli · api", "the front doors"),
+        ("papers · report", "read finished runs; the papers' tables and theorems"),
+        ("remote", "real federations; Flower is in remote/flower only"),
+        ("joining · export · explain · tracking · sweep · leaks", "what one does with runs"),
+        ("runs", "a run: its rounds, folder and checkpoints"),
+        ("robust · config · privacy", "robust aggregation; the keys of an experiment; noise and budgets"),
+        ("engines", "where clients run: reference, stacked, Ray"),
+        ("local.py", "one client's round"),
+        ("methods · models · data", "the papers' algorithms, networks, samples"),
+        ("ops", "what several papers say"),
+        ("method.py · errors", "the contract of a method"),
+    )
+    for number, (names, about) in enumerate(rows):
+        y = 12 + 41 * number
+        d.box(60, y, 400, 33)
+        d.text(260, y + 22, names, "bold")
+        d.text(485, y + 22, about, "small", "start")
+    d.arrow(30, 20, 30, 450)
+    d.text(52, 466, "imports go down only", "small", "start")
+    return d
+
+
+def data() -> Drawing:
+    """FedProto's round as values: K clients, C classes, embeddings of width D."""
+    d = Drawing("data", 900, 330)
+    d.box(20, 110, 190, 90, "server\nprototypes (C, D)\nheld (C,)")
+    d.box(355, 15, 300, 62, "client: params, buffers, memory\nbatches, counts (C,)")
+    d.box(355, 120, 300, 70, "trained client\nclass means (C, D), held (C,)")
+    d.box(355, 238, 300, 70, "sum over K clients: Mean\ntotal (C, D), weight (C,)")
+    d.arrow(215, 120, 348, 55)
+    d.text(225, 72, "broadcast,", "small")
+    d.text(225, 90, "receive", "small")
+    d.arrow(505, 82, 505, 114)
+    d.text(520, 103, "loss, once a batch", "small", "start")
+    d.arrow(505, 195, 505, 232)
+    d.text(520, 219, "upload", "small", "start")
+    d.arrow(348, 275, 215, 190)
+    d.text(250, 262, "aggregate", "small")
+    d.text(680, 45, "private:", "bold", "start")
+    d.text(680, 65, "never leaves the client", "small", "start")
+    d.text(680, 150, "what goes up is", "small", "start")
+    d.text(680, 170, "a tree of Mean and Each", "small", "start")
+    d.text(680, 268, "with Each, K rows", "small", "start")
+    d.text(680, 288, "instead of a sum", "small", "start")
+    return d
+
+
+DRAWINGS: tuple[Callable[[], Drawing], ...] = (prototypes, round_, private, mean_each, choose, layers, data)
 
 
 def main() -> None:

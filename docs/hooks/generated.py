@@ -8,17 +8,22 @@ from typing import Any
 import keys
 
 from protofed import METHODS, Experiment
-from protofed.explain import explain
+from protofed.explain.explain import explain
 from protofed.method import Method
-from protofed.reproduce import page as results
-from protofed.reproduce.entry import load, names
-from protofed.reproduce.result import Measured, cells, orderings
+from protofed.papers.reproduce import page as results
+from protofed.papers.reproduce import pages
+from protofed.papers.reproduce.entry import entry_names, load_entry
+from protofed.papers.reproduce.result import EntryResult, cells, orderings
 
 MARK = re.compile(r"^<!-- ([a-z]+) -->$", re.MULTILINE)
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
-LIGHT = {"creff": ["method.steps=1", "method.head_epochs=1"]}  # on the server; no message depends on them
+LIGHT = {
+    "creff": ["method.steps=1", "method.head_epochs=1"],
+    "fedtgp": ["method.server_epochs=1"],
+}  # on the server; no message depends on them
 PAGES = Path(__file__).parents[1] / "methods"
 BESIDE = ("local", "fedavg")  # what every method is measured against
+UNMEASURED = "Our studies do not have this method yet."
 STUDIES = {
     "studies/label-skew": [
         "own test",
@@ -104,7 +109,7 @@ def _choices(name: str) -> str:
     ]
     parts = [table(["key", "default", "paper", "official", "what it means"], rows)]
     if told["not_followed"]:
-        parts.append("Otherwise than there, in every reading:")
+        parts.append("In every reading, this differs from the paper:")
         parts.append("\n".join(f"- {keys.line(line)}" for line in told["not_followed"]))
     return "\n\n".join(parts)
 
@@ -128,7 +133,7 @@ def _sent(name: str) -> str:
     )
     stays = [", ".join(f"`{part}`" for part in entry["parts"]) for entry in told["private"]["params"]]
     kept = f"the parameters {', '.join(stays)}, and " if stays else ""
-    parts.append(f"**Private stay** {kept}{told['private']['data']}.")
+    parts.append(f"**Stays private:** {kept}{told['private']['data']}.")
     return "\n\n".join(parts)
 
 
@@ -148,7 +153,9 @@ def _measured(name: str) -> str:
     kept = results.kept()
     parts = []
     for study, columns in STUDIES.items():
-        entry, measured = load(study), kept[study]
+        entry, measured = load_entry(study), kept[study]
+        if name not in entry.rows:
+            continue
         chosen = [column for column in entry.columns if column.name in columns]
         rows = [
             [
@@ -157,18 +164,18 @@ def _measured(name: str) -> str:
             ]
             for row in dict.fromkeys([*BESIDE, name])
         ]
-        parts.append(f"{entry.title} ([whole table](../results.md#{results.anchor(study)})), in %, three seeds:")
+        parts.append(f"{entry.title} ([whole table](../{pages.link(study)})), in %, three seeds:")
         parts.append(table(["", *(column.title for column in chosen)], rows, "---:"))
     if claims := list(_claims(name, kept)):
         titles = ["claims put to the test, columns of a table in which", "hold", "undecided", "do not hold"]
         parts.append(table(titles, claims, "---:"))
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or UNMEASURED
 
 
-def _claims(name: str, kept: Mapping[str, Measured]) -> Iterable[list[str]]:
-    for entry in (load(one) for one in names() if one in kept):
+def _claims(name: str, kept: Mapping[str, EntryResult]) -> Iterable[list[str]]:
+    for entry in (load_entry(one) for one in entry_names() if one in kept):
         for ordering in orderings(entry, kept[entry.name]):
             if re.match(rf"{name}\b", ordering.text):
-                where = f"[{entry.name}](../results.md#{results.anchor(entry.name)})"
+                where = f"[{entry.name}](../{pages.link(entry.name)})"
                 counts = (ordering.count(verdict) for verdict in ("holds", "undecided", "does not hold"))
                 yield [f"{where}: {keys.line(ordering.text)}", *(str(count) if count else "" for count in counts)]

@@ -4,20 +4,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from protofed import MODELS, schema
-from protofed.data.partition import PARTITIONS
-from protofed.data.sources import Data
-from protofed.experiment import EngineChoice, Evaluate, Record, Scalars
-from protofed.ops.optim import Optimizer
+from protofed import MODELS
+from protofed.config import schema
+from protofed.config.experiment import PLAIN, Scalars
+from protofed.data import PARTITIONS
 
-SECTIONS: dict[str, Any] = {
-    "": Scalars,
-    "data": Data,
-    "optimizer": Optimizer,
-    "engine": EngineChoice,
-    "evaluate": Evaluate,
-    "record": Record,
-}
+SECTIONS: dict[str, Any] = {"": Scalars, **PLAIN}
 
 
 def tables() -> str:
@@ -42,7 +34,7 @@ def about(kind: Any) -> str:
 def _fields(section: str, kind: Any) -> str:
     docs: Mapping[str, str] = schema.docs(kind)
     rows = [
-        f"| `{schema.join(section, key)}` | `{shown(default)}` | {line(docs.get(key, ''))} |"
+        f"| `{schema.key_path(section, key)}` | `{shown(default)}` | {line(docs.get(key, ''))} |"
         for key, (_, default) in schema.fields(kind).items()
     ]
     return "\n".join(["| key | default | what it means |", "|---|---|---|", *rows])

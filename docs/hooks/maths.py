@@ -7,6 +7,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+BARS = re.compile(r"<mo>(&#x02016;|&#x0007C;|\\|)</mo>")  # of norms: browsers stretch and lower them before an exponent
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 
 
@@ -19,4 +20,4 @@ def _mathml(latex: str, display: str) -> str:
     text = convert(html.unescape(latex.strip()), display=display)
     if "\\" in html.unescape(text):  # an unknown command is passed through as it is
         raise ValueError(f"latex2mathml does not know something in {latex!r}")
-    return text
+    return BARS.sub(r'<mo stretchy="false">\1</mo>', text)

@@ -10,8 +10,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         write_synced(scratch, content)
         scratch.replace(path)
-    except OSError:
+    except OSError as error:
         scratch.unlink(missing_ok=True)
+        error.filename = str(path)  # not the scratch file, which nobody named
         raise
     sync_folder(path.parent)
 

@@ -2,34 +2,64 @@
 
 import difflib
 import functools
-import re
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_PYTHON: ContextVar[bool] = ContextVar("python", default=False)  # whether the user has called a function, not a command
+
+# All control characters but tabs and line breaks: in somebody else's names, they would steer the terminal. So would
+# those that turn the direction of what follows; and halves of surrogates cannot be printed at all.
+STEERING: dict[int, str | None] = {
+    **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]),
+    **dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"),
+}
 
 
 class UserError(Exception):
     """Shown as one line, without a traceback; the command ends with exit code 2."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """'Did you mean ...?' where something is near, else what there is."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.55)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known: {', '.join(repr(name) if ',' in name else name for name in names)}."
+
+
+def option(name: str, value: object = None) -> str:
+    """An option as its user writes it: `--data-dir PATH` in a shell, `data_dir=PATH` in Python; of a flag, value is
+    True."""
+    if _PYTHON.get():
+        return f"{name.replace('-', '_')}={'' if value is None else value}"
+    return f"--{name}" if value is None or value is True else f"--{name} {value}"
+
+
+def asked_in_python() -> bool:
+    """Whether a function was called, not a command."""
+    return _PYTHON.get()
 
 
 def in_python(function: Callable[P, T]) -> Callable[P, T]:
-    """The same for whoever calls it from Python: its errors speak of arguments (out=), not of options (--out)."""
+    """The same function for Python: its errors name arguments (out=) instead of options (--out)."""
 
     @functools.wraps(function)
     def spoken(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = _PYTHON.set(True)
         try:
             return function(*args, **kwargs)
-        except UserError as error:
-            text = str(error).replace("--resume", "resume=True")
-            raise type(error)(re.sub(r"--([a-z-]+) ?", lambda m: f"{m[1].replace('-', '_')}=", text)) from None
+        finally:
+            _PYTHON.reset(before)
 
     return spoken
+
+
+def first_line(error: BaseException) -> str:
+    """The error's own words, on one line; its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". ") if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""What came of a federation of one's own models and data."""
+"""The result of a federation of your own models and data."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protofed.data.labels import read_labels
-from protofed.data.own import as_array
-from protofed.errors import UserError, nearest
-from protofed.experiment import Experiment
+from protofed.config.experiment import Experiment
+from protofed.data.readers.labels import read_labels
+from protofed.data.readers.own import as_array
+from protofed.errors import UserError, did_you_mean, in_python
 from protofed.export import check_out, export, of_prepared
-from protofed.folder import RunFolder
 from protofed.method import Client
 from protofed.models.adapted import Adapted
+from protofed.models.functional import unfit
 from protofed.models.own import plain
 from protofed.ops.trees import deal
-from protofed.prepare import Prepared, held_out
-from protofed.results import Result
-from protofed.saved import Saved
+from protofed.runs.cohort import held_out
+from protofed.runs.folder import RunFolder
+from protofed.runs.measure import Result
+from protofed.runs.saved import Saved, newest
+from protofed.runs.setup import Prepared
 
 
 class Models(list[nn.Module]):
@@ -34,20 +36,40 @@ class Models(list[nn.Module]):
 
     def __getitem__(self, client: Any) -> Any:
         if isinstance(client, str) and client not in self._names:
-            raise UserError(f"there is no client {client!r}. {nearest(client, self._names)}")
+            raise UserError(f"there is no client {client!r}. {did_you_mean(client, self._names)}")
+        if isinstance(client, int) and str(client) not in self._names and not -len(self) <= client < len(self):
+            raise UserError(f"there is no client {client}. Known: 0 to {len(self) - 1}, or by name.")
         return super().__getitem__(self._names.index(str(client)) if str(client) in self._names else client)
+
+
+class Prototypes(dict[Any, Tensor]):
+    """The global prototypes by label."""
+
+    def __init__(self, found: Mapping[Any, Tensor], labels: Sequence[Any], method: str) -> None:
+        super().__init__(found)
+        self._labels, self._method = labels, method
+
+    def __missing__(self, label: Any) -> Tensor:
+        if not self:
+            raise UserError(f"{self._method} has no global prototypes. Check first: `if result.prototypes`.")
+        if label in self._labels:
+            raise UserError(
+                f"there is no prototype of {label!r}: no client that took part sent one. Use .get({label!r})."
+            )
+        raise UserError(f"there is no class {label!r}. {did_you_mean(str(label), map(str, self))}")
+
+    def __repr__(self) -> str:
+        return f"<Prototypes of {len(self)} classes: {', '.join(map(repr, self))}>"
 
 
 class Federated:
     """What came of it: every client's own model, the prototypes, the numbers, and the folder of the run."""
 
     def __init__(self, experiment: Experiment, prepared: Prepared, folder: RunFolder, labels: list[Any]) -> None:
-        state, _ = folder.restore("cpu")
-        if state is None:
-            raise UserError(f"{folder.path} has no checkpoint that is whole. Start anew with another out=.")
+        state = newest(folder, experiment, *folder.restore("cpu"))
         self._experiment, self._prepared, self._state = experiment, prepared, state
         self.folder = folder.path
-        """The folder of the run: everything in it is explained in the README."""
+        """The folder of the run: docs/run-folder.md explains each file."""
         self.labels = labels
         """What you call class 0, 1, ..."""
         self.names = [domain.name for domain in prepared.domains]
@@ -90,11 +112,12 @@ class Federated:
         """The global prototypes by label: (D,), or (K, D) where a class has several; empty if the method has none."""
         found = self._experiment.method.prototypes(self._state.server)
         if found is None:
-            return {}
+            return Prototypes({}, self.labels, self.metrics["method"])
         rows = [value[weight > 0] for value, weight in zip(found.value.cpu(), found.weight.cpu(), strict=True)]
         one = found.weight.shape[1] == 1
         named = zip(self.labels, rows, strict=True)
-        return {label: some[0] if one else some for label, some in named if len(some)}
+        rows_of = {label: some[0] if one else some for label, some in named if len(some)}
+        return Prototypes(rows_of, self.labels, self.metrics["method"])
 
     def predict(self, x: Any, client: int | str = 0) -> list[Any]:
         """Labels of inputs (N, ...) by one client's model, judged as the method does: classifier or prototypes."""
@@ -107,6 +130,8 @@ class Federated:
                 f"{', '.join(map(str, shape))}). Give such a batch; of one sample, x[None]."
             )
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+        if why := unfit(engine.module(number), inputs):
+            raise UserError(f"x: {why} ({engine.architectures[number]}).")
         down = deal(method.broadcast(self._state.server, torch.tensor([number])), 0)
         with torch.no_grad():
             inputs = self._embedded(inputs, number)
@@ -122,6 +147,7 @@ class Federated:
             raise UserError(f"there are {len(said)} samples but {len(labels)} labels. Give one label for each sample.")
         return sum(map(eq, said, labels)) / len(said) if said else math.nan
 
+    @in_python
     def export(
         self, out: str | Path, client: int | str = 0, *, onnx: bool = True, quantile: float = 0.95
     ) -> dict[str, Any]:
@@ -137,10 +163,11 @@ class Federated:
         """A client by its name, or else its number."""
         found = self.names.index(str(client)) if str(client) in self.names else client
         if not isinstance(found, int) or not 0 <= found < len(self.names):
-            raise UserError(f"there is no client {client!r}. {nearest(str(client), self.names)}")
+            raise UserError(f"there is no client {client!r}. {did_you_mean(str(client), self.names)}")
         if found in held_out(self._experiment):
             raise UserError(
-                f"{self.names[found]} was held out of training and has no model. How it fared when it joined: metrics."
+                f"{self.names[found]} was held out of training and has no model. Its accuracy after it joined is in "
+                "result.metrics."
             )
         return found
 
@@ -157,7 +184,7 @@ class Federated:
         return kept[number] if number in kept else self._prepared.reference.client(self._experiment.method, number)
 
     def __repr__(self) -> str:
-        many = f"{len(self.names)} clients, {len(self.labels)} classes"
+        many = f"{len(self.names)} client{'s' * (len(self.names) != 1)}, {len(self.labels)} classes"
         accuracy = "no test data" if math.isnan(self.accuracy) else f"accuracy {self.accuracy:.1%}"
         return f"<{self.metrics['method']}: {many}, {accuracy}, in {self.folder}>"
 

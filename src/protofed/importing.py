@@ -1,14 +1,16 @@
-"""Things of the user's own, named by import path: "mypackage.module:Name"."""
+"""Things that are named by import path: "mypackage.module:Name"."""
 
+import contextlib
 import hashlib
 import importlib
-import importlib.util
 import os
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from protofed.errors import UserError
 
@@ -16,19 +18,90 @@ PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 NOT_PATHS = ("hf:", "torchvision:", "memory:")  # prefixes that mean something else
 MEMORY = "memory:"  # handed in by a script: only that script can hand it in again
 
+T = TypeVar("T")
 
-def is_path(name: Any) -> bool:
+_only: ContextVar[frozenset[str] | None] = ContextVar("_only", default=None)  # the paths that may be imported
+_added: set[str] = set()  # folders that are on Python's path because of us
+
+
+def is_path(name: Any) -> TypeGuard[str]:
     """Whether a name is an import path."""
     return isinstance(name, str) and bool(PATH.fullmatch(name)) and not name.startswith(NOT_PATHS)
 
 
-def imported(key: str, path: str) -> Any:
-    """What an import path names; the folder one works in counts, as with `python -m`."""
-    module, _, name = path.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+class Catalogue(Mapping[str, T]):
+    """What comes with protofed, by name. Its file is imported when it is looked up, so that a client of a federation
+    loads its own method and model alone."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        """`places`: the import path of every name."""
+        self.places = dict(places)
+
+    def __getitem__(self, name: str) -> T:
+        return self._at(self.places[name])
+
+    def _at(self, place: str) -> T:
+        module, _, attribute = place.partition(":")
+        found: T = getattr(importlib.import_module(module), attribute)
+        return found
+
+    def defined(self, attribute: str) -> T:
+        """The class of this name: for the `__getattr__` of the package that has this table."""
+        for place in self.places.values():
+            if place.endswith(f":{attribute}"):
+                return self._at(place)
+        raise AttributeError(f"there is no {attribute} here")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name_of(self, kind: type) -> str | None:
+        """By which name a class is found here; nothing is imported."""
+        place = f"{kind.__module__}:{kind.__qualname__}"
+        return next((name for name, known in self.places.items() if known == place), None)
+
+
+@contextlib.contextmanager
+def only_these(paths: Iterable[str]) -> Iterator[None]:
+    """In this context nothing is imported but these paths: for what somebody else may have written."""
+    token = _only.set(frozenset(paths))
     try:
-        found: Any = importlib.import_module(module)
+        yield
+    finally:
+        _only.reset(token)
+
+
+@contextlib.contextmanager
+def _here_first() -> Iterator[None]:
+    """The folder one works in counts, as with `python -m`: first while something is looked for, and last after that, so
+    that no file in it is taken for a library that is imported later."""
+    here = str(Path.cwd())
+    if "" in sys.path or (here in sys.path and here not in _added):
+        yield
+        return
+    _added.add(here)
+    sys.path[:] = [here, *(folder for folder in sys.path if folder != here)]
+    try:
+        yield
+    finally:
+        sys.path[:] = [*(folder for folder in sys.path if folder != here), here]
+
+
+def imported(key: str, path: str) -> Any:
+    """What an import path names."""
+    allowed = _only.get()
+    if allowed is not None and path not in allowed:
+        raise UserError(f"{key} = {path!r} is code, which is not imported here: a run's folder is read as data.")
+    module, _, name = path.partition(":")
+    try:
+        with _here_first():
+            found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise UserError(
@@ -37,7 +110,7 @@ def imported(key: str, path: str) -> Any:
             ) from None
         raise UserError(f"{key} = {path!r} needs {error.name}, which is not installed.") from None
     except Exception as error:
-        raise UserError(f"{key} = {path!r}: importing it raises {told(error)}.") from error
+        raise UserError(f"{key} = {path!r}: importing it raises {error_in_words(error)}.") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise UserError(f"{key} = {path!r}: {module} has no {part}.")
@@ -45,11 +118,46 @@ def imported(key: str, path: str) -> Any:
     return found
 
 
-def fingerprint(path: str) -> str:
+def own_function(key: str, path: str, what: str) -> Callable[..., Any]:
+    """A function of the user's own; `what` it does."""
+    function = imported(key, path)
+    if not callable(function):
+        raise UserError(f"{key} = {path!r} is {type(function).__name__}, not a function {what}.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def files_of(path: str) -> list[Path]:
+    """The files that importing a path begins with: its packages' and its module's. Nothing is imported."""
+    found: list[Path] = []
+    where: list[str] | None = None
+    names = path.partition(":")[0].split(".")
+    for number in range(len(names)):
+        spec = _spec(".".join(names[: number + 1]), where)
+        if spec is None:
+            return found
+        found += [Path(spec.origin)] if spec.has_location and spec.origin else []
+        inside = spec.submodule_search_locations
+        where = list(getattr(inside, "_path", inside)) if inside is not None else []
+    return found
+
+
+def _spec(name: str, where: list[str] | None) -> Any:
+    with _here_first():
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, where) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                return spec
+    return None
+
+
+def code_fingerprint(path: str) -> str:
     """Of the file that an import path leads to, as it is now; empty where that is not a file of Python's."""
+    module = path.partition(":")[0].rpartition(".")[2]
     try:
-        found = importlib.util.find_spec(path.partition(":")[0])
-        return hashlib.sha256(Path(found.origin or "").read_bytes()).hexdigest()[:12] if found else ""
+        files = files_of(path)
+        last = files[-1] if files and module in (files[-1].name.partition(".")[0], files[-1].parent.name) else None
+        return hashlib.sha256(last.read_bytes()).hexdigest()[:12] if last else ""
     except (OSError, ImportError, ValueError):
         return ""
 
@@ -66,7 +174,7 @@ def path_of(thing: Any) -> str | None:
     return path if found is thing else None
 
 
-def told(error: BaseException) -> str:
+def error_in_words(error: BaseException) -> str:
     """An error of the user's own code in a few words: which, where, and the first line of what it says."""
     said = (str(error).strip() or "no reason given").splitlines()[0].rstrip(".")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.sep + "protofed" + os.sep not in f.filename]

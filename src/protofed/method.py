@@ -29,27 +29,27 @@ class Batch(NamedTuple):
 
 
 class Client(NamedTuple):
-    """All that stays on a client between rounds."""
+    """What a client keeps between rounds."""
 
-    params: Params  # all that can be trained; a second model lives under a prefix, such as "personal."
-    buffers: Params  # what a model keeps beside its parameters, such as BatchNorm's statistics
+    params: Params  # everything trainable; a second model has its own prefix, such as "personal."
+    buffers: Params  # what a model keeps besides its parameters, such as BatchNorm's statistics
     memory: Tree = {}  # (a NamedTuple's default is never mutated: clients are values)
 
 
 class LocalData(NamedTuple):
-    """What a client knows of its own data when it receives and when it uploads."""
+    """What a client knows about its own data when it receives and when it uploads."""
 
     batches: Sequence[Batch]  # every training sample once, in a fixed order, not augmented
     counts: Tensor  # (C,) training samples per class
-    key: Tensor  # randomness of this client in this round, for protofed.ops.random
-    seen: Tree = ()  # what the loss reported on the way, added up over the last local epoch
+    key: Tensor  # this client's randomness for this round, for protofed.ops.random
+    seen: Tree = ()  # what the loss reported, summed over the last local epoch
 
 
 class Mean(NamedTuple):
-    """An upload that is only ever seen summed over clients, so it may be pre-reduced, noised or securely summed.
+    """An upload that is only used as a sum over clients, so it may be pre-reduced, noised or securely summed.
 
-    `total` is a tensor or a tree of them; `weight` is a number for all of it or one per row (per class). A class that
-    is absent has weight 0: no None, no branches.
+    `total` is a tensor or a tree of them; `weight` is one number for the whole or one per row (per class). An absent
+    class has weight 0: no None, no branches.
     """
 
     total: Tree
@@ -78,13 +78,13 @@ def _rows(weight: Tensor, leaf: Tensor) -> Tensor:
 
 
 class Each(NamedTuple):
-    """Something seen client by client: up, one row per client of the cohort; down, the row that one client gets."""
+    """A value per client: in an upload, one row per client of the cohort; in a broadcast, the row for one client."""
 
     rows: Tree
 
 
 class Spec(NamedTuple):
-    """What there is before the first round: a freshly built model and the shape of the task."""
+    """What a method starts from: a freshly built model and the shape of the task."""
 
     architecture: str
     classes: int
@@ -92,8 +92,8 @@ class Spec(NamedTuple):
     params: Params
     buffers: Params
     seed: int
-    clients: int = 1  # how many there are in the federation
-    largest: int = 0  # most samples that any client has of one class; 0: not known
+    clients: int = 1  # how many clients the federation has
+    largest: int = 0  # the most samples that any client has of one class; 0: not known
 
     def generator(self) -> torch.Generator:
         """Randomness for an initial state."""
@@ -120,16 +120,18 @@ Loss = Callable[[Model, Client, Batch, Tree], Tensor | tuple[Tensor, Tree]]
 
 
 class Phase(NamedTuple):
-    """One stretch of local training: what is trained, on which loss, for how long."""
+    """One stage of local training: what is trained, on which loss, for how long."""
 
     trains: tuple[str, ...] = ("",)  # prefixes of client.params; the rest is frozen
     loss: Loss | None = None  # None: the method's own
     epochs: int | None = None  # None: the experiment's local_epochs
     lr: float | None = None  # None: the experiment's, decayed
     plain: bool = False  # without momentum and weight decay
+    clip: bool = True  # whether optimizer.clip bounds its gradients
+    pull: Callable[[Client, Tree], Params] | None = None  # added to the loss's gradient after clipping
 
     def passes(self, local_epochs: int) -> int:
-        """Epochs of it, in an experiment with so many."""
+        """How many epochs this phase takes in an experiment with `local_epochs`."""
         return local_epochs if self.epochs is None else self.epochs
 
 
@@ -139,24 +141,28 @@ class Method(ABC):
 
     paper: ClassVar[str] = ""
     losses: ClassVar[tuple[str, ...]] = ()  # what is minimised, with the paper's equation numbers, for `explain`
-    not_followed: ClassVar[tuple[str, ...]] = ()  # what of a paper or its code is done otherwise in every reading
-    scores: ClassVar[tuple[str, ...]] = ("head",)  # the names that `predict` gives
-    stackable: ClassVar[bool] = True  # whether its functions run for many clients at once, or need the host
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "official": {}}  # fields that follow either reading
+    not_followed: ClassVar[tuple[str, ...]] = ()  # where every preset departs from the paper or its code
+    scores: ClassVar[tuple[str, ...]] = ("head",)  # the names that `predict` returns
+    stackable: ClassVar[bool] = True  # False if its functions need the host, one client at a time
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # the fields that follow the "paper", and its "official" code
 
     init: Literal["common", "per_client"] = "common"
-    """Initial weights: the same for all clients of one architecture, or each client its own."""
+    """Initial weights: the same for all clients of one architecture, or different for each client."""
     inference: Literal["head", "proto"] = "head"
     """What the method is judged by: its classifier, or the nearest prototype where it has prototypes."""
     candidates: Literal["all", "own"] = "all"
-    """Among which classes it chooses on a client's own test set: all, or those the client trains on."""
+    """Which classes it chooses among on a client's own test set: all, or those the client trains on."""
 
     @classmethod
     def preset(cls, reading: str, **fields: Any) -> Self:
         """The method as its authors describe it ("paper") or as the released code does it ("official")."""
         return cls(**cls.presets[reading] | fields)
 
-    def check(self, specs: Sequence[Spec]) -> None:  # noqa: B027  (most methods serve any)
+    def remarks(self, spec: Spec, samples: int) -> Sequence[str]:
+        """What should a user hear before a run with so many training samples begins?"""
+        return ()
+
+    def check(self, specs: Sequence[Spec]) -> None:  # noqa: B027  (most methods accept any)
         """Raise a UserError if this method cannot serve clients with these architectures."""
 
     @abstractmethod
@@ -168,7 +174,7 @@ class Method(ABC):
         return Client(spec.params, spec.buffers)
 
     def broadcast(self, server: Tree, cohort: Tensor) -> Tree:
-        """What goes down to these clients? An `Each` deals one row to each of them."""
+        """What is sent to these clients? An `Each` gives one row to each of them."""
         return server
 
     def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
@@ -176,7 +182,7 @@ class Method(ABC):
         return client
 
     def phases(self) -> tuple[Phase, ...]:
-        """What is trained, in which order?"""
+        """What is trained, and in what order?"""
         return (Phase(),)
 
     @abstractmethod
@@ -196,12 +202,16 @@ class Method(ABC):
         return {"head": model(client, x)[1]}
 
     def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
-        """Where does a client see a sample? Embeddings (B, D), as they are compared with prototypes if any."""
+        """How does a client embed a sample? Embeddings (B, D), as they are compared with prototypes, if any."""
         return model.embed(client, x)
 
     def prototypes(self, server: Tree) -> Mean | None:
-        """Which prototypes does it judge by, if any? (C, K, D), up to K of a class; weight (C, K) is 1 where one is."""
+        """Which prototypes does it classify by? (C, K, D), up to K per class; weight (C, K) is 1 if one exists."""
         return None
+
+    def prototypes_of(self, client: Client, server: Tree) -> Mean | None:
+        """Which prototypes is this client scored with? The server's, in the same form, unless it keeps others."""
+        return self.prototypes(server)
 
     def global_client(self, server: Tree) -> Client | None:
         """The global model as a client would hold it, if the method has one."""

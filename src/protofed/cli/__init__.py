@@ -1,4 +1,4 @@
-"""The command line: one file a command, or a few that belong together."""
+"""The command line: one file a command, or a few that belong together. A command's file is loaded when it is used."""
 
 import errno
 import sys
@@ -7,39 +7,21 @@ from typing import Annotated, NoReturn
 import typer
 import typer.core
 
-from protofed.cli import (
-    bench,
-    client,
-    compare,
-    export,
-    federation,
-    join,
-    look,
-    predict,
-    report,
-    reproduce,
-    run,
-    server,
-    sweep,
-    table,
-    watch,
-)
-from protofed.cli.common import errors, say
-from protofed.errors import UserError
+from protofed.cli.lazy import PLAIN, Commands
+from protofed.errors import STEERING, UserError
 from protofed.version import VERSION
 
 typer.core.HAS_RICH = False  # before 0.21 it escapes brackets for Rich, which does not print our help
 app = typer.Typer(
     name="protofed",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    **PLAIN,
     help="""Prototype-based federated learning.
 
     Start with:  protofed run demo
 
-    See what there is:  protofed list methods   (models, data, partitions, experiments)
+    See what comes with it:  protofed list methods   (or models, data, partitions, experiments)
 
     See what a method does, sends and keeps private:  protofed explain fedproto
 
@@ -49,34 +31,17 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        say(f"protofed {VERSION}")
+        typer.echo(f"protofed {VERSION}")
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Options before any command."""
-
-
-app.command()(run.run)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command()(watch.watch)
-app.command()(sweep.sweep)
-app.command()(table.table)
-app.command()(reproduce.reproduce)
-app.command()(join.join)
-app.command()(export.export)
-app.command()(predict.predict)
-app.command()(look.partition)
-app.command()(look.explain)
-app.command()(bench.bench)
-app.command("list")(look.list_)
-app.add_typer(federation.federation, name="federation")
-app.command()(server.server)
-app.command()(client.client)
 
 
 def main() -> None:
@@ -92,5 +57,5 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    errors.print(f"error: {' '.join(message.split())}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"error: {' '.join(message.split()).translate(STEERING)}", err=True)
     sys.exit(2)

@@ -2,18 +2,31 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-from protofed import progress, tables
-from protofed.results import Watch
-from protofed.track import TRACK, chosen, tracked
+from protofed.errors import STEERING
+from protofed.tracking import TRACK
 
-console = Console(width=None if sys.stdout.isatty() else 120)
-errors = Console(stderr=True)
+if TYPE_CHECKING:
+    from protofed.runs.watch import Watch
+
+
+class SafeConsole(Console):
+    """Prints words as words: in somebody else's names, escape sequences would steer the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(STEERING))
+
+
+console = SafeConsole(width=None if sys.stdout.isatty() else 120)
+errors = SafeConsole(stderr=True)
 
 ExperimentName = Annotated[
     str, typer.Argument(help="A .toml file, or a shipped experiment's name ('protofed list experiments').")
@@ -22,26 +35,50 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as method.lam=0.5 rounds=10.")
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where data sets lie; else $PROTOFED_DATA, else ./data.", envvar="PROTOFED_DATA")
+    Path | None,
+    typer.Option(help="Folder with data sets; by default $PROTOFED_DATA, or else ./data.", envvar="PROTOFED_DATA"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many runs at a time; by default one per core, or as many as fit on the GPU."),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import code that somebody else's run or bundle names, even if it never ran here."),
 ]
 Track = Annotated[
     list[str] | None,
     typer.Option(
         "--track", metavar="SINK", envvar=TRACK,
-        help="Send the numbers there too: tensorboard, wandb (offline unless WANDB_MODE is set), mlflow.",
+        help="Also send the numbers to tensorboard, wandb (offline unless WANDB_MODE is set) or mlflow.",
     ),
 ]  # fmt: skip
 
 
-def watching(label: str, sinks: list[str] | None) -> Watch:
+def watching(label: str, sinks: list[str] | None) -> "Watch":
     """What a person sees of a run, and the sinks."""
-    return tracked(progress.watch(console, label), sinks)
+    from protofed.runs import progress  # with PyTorch, which a typo should not wait for
+    from protofed.tracking.track import tracked
+
+    return tracked(progress.watch_rounds(console, label), sinks)
 
 
 def track_all(sinks: list[str] | None) -> None:
     """Runs in other processes are tracked too."""
-    os.environ[TRACK] = ",".join(chosen(sinks or []))
+    from protofed.tracking.track import chosen_sinks
+
+    os.environ[TRACK] = ",".join(chosen_sinks(sinks or []))
+
+
+def pour(text: str) -> None:
+    """A file's content on the standard output, with the line ends that it has."""
+    typer.echo(text.translate({sign: made for sign, made in STEERING.items() if sign != ord("\r")}), nl=False)
 
 
 def say(text: str) -> None:
-    tables.say(console, text)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """To be known, but not what was asked for."""
+    errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)

@@ -1,35 +1,35 @@
 """`protofed compare`"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protofed.cli import report
-from protofed.cli.common import DataDir, Track, console, say, track_all
+from protofed.cli.common import DataDir, Jobs, Track, Trust, console, note, say, track_all
 from protofed.cli.sweep import closing, table_of
+from protofed.config.files import find
 from protofed.errors import UserError
-from protofed.experiment import find
-from protofed.report import compare as comparison
-from protofed.report import render
-from protofed.report.gather import Run
-from protofed.report.runs import gather
-from protofed.results import Result
-from protofed.sweep import Sweep, run_cells
-from protofed.sweep.view import view
-from protofed.sweep.workers import Placed
+
+if TYPE_CHECKING:
+    from protofed.runs.measure import Result
 
 
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="Methods ('protofed list methods'); KEY=VALUE changes too.")],
+    methods: Annotated[
+        list[str], typer.Argument(help="Methods ('protofed list methods'), and changes such as KEY=VALUE.")
+    ],
     experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0",
-    out: Annotated[Path | None, typer.Option(help="Folder for all runs; finished ones are not run again.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as in 'protofed sweep'.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    out: Annotated[Path | None, typer.Option(help="Folder for all runs. Finished runs are not repeated.")] = None,
+    jobs: Jobs = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
     track: Track = None,
 ) -> None:
-    """Run several methods on one experiment; show mean +- std over seeds, curves, and a page with all else.
+    """Run several methods on one experiment and compare them.
+
+    It prints mean +- std over seeds and curves, and writes a page with all details.
 
     Example:
 
@@ -38,22 +38,33 @@ def compare(
     names = [word for word in methods if "=" not in word]
     if not names or len(set(names)) < len(names):
         raise UserError(f"compare needs different methods, got {names}. See 'protofed list methods'.")
-    plan = Sweep((experiment,), dict.fromkeys(names, ()), _seeds(seeds), tuple(w for w in methods if "=" in w))
+    from protofed.probes import ALL  # with PyTorch, which a typo should not wait for
+    from protofed.report import compare as comparison
+    from protofed.report import render
+    from protofed.report.gather import gather
+    from protofed.report.runs import read_finished
+    from protofed.sweep import Sweep, run_cells
+    from protofed.sweep.view import view
+    from protofed.sweep.workers import Placed
+
+    plan = Sweep(
+        (experiment,), dict.fromkeys(names, ()), _seeds(seeds), tuple(w for w in methods if "=" in w), trust=trust
+    )
     plan.check()
     track_all(track)
     folder = out or Path("runs") / f"compare-{find(experiment).stem}"
-    placed = [Placed(c, folder / f"{c.labels['method']}-seed{c.experiment.seed}") for c in plan.cells()]
-    outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=view(console))
+    placed = [Placed(c, folder / f"{c.labels['method']}-seed{c.experiment.seed}") for c in plan.cells(note)]
+    outcomes = run_cells(placed, data_dir=data_dir, jobs=jobs, watch=view(console), probes=ALL)
     results: dict[str, list[Result]] = {}
     for outcome in outcomes:
         if outcome.result is not None:
             results.setdefault(outcome.cell.labels["method"], []).append(outcome.result)
     if results:
-        runs = [Run(o.folder, o.summary, o.cell.labels) for o in outcomes if o.summary is not None]
+        runs = [read_finished(o.folder, o.cell.labels) for o in outcomes if o.summary is not None]
         paths = comparison.write(results, render.markdown(table_of(runs)), folder)
         first = next(iter(results.values()))[0].folder
         say(f"pictures: {paths[2]}, {first / 'partition.png'}, {first / 'clients.png'}\ntables: {paths[0]}, {paths[1]}")
-        report.write(gather(run.folder for run in runs), folder / "report.html")
+        report.write_report(gather(run.folder for run in runs), folder / "report.html")
     closing(outcomes)
 
 

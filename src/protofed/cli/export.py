@@ -5,10 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.common import DataDir, errors, say
+from protofed.cli.common import DataDir, Trust, note, say
 from protofed.errors import UserError
-from protofed.export import check_out, of_run
-from protofed.export import export as export_model
 
 
 def export(
@@ -16,12 +14,15 @@ def export(
     client: Annotated[str, typer.Option(help="The number of a client, or 'global' for the global model.")],
     out: Annotated[Path, typer.Option(help="A new folder for the files.")],
     quantile: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of known samples that the 'unknown' threshold lets through.")
+        float, typer.Option(min=0.0, max=1.0, help="Share of known samples that stay below the 'unknown' threshold.")
     ] = 0.95,
     onnx: Annotated[bool, typer.Option(help="Write model.onnx too (pip install 'protofed[export]').")] = True,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Write a client's model as files that need no protofed: torch.export, ONNX, tensors, prototypes, class names.
+    """Write a client's model as files that need no protofed.
+
+    They are a torch.export graph, ONNX, tensors, prototypes and class names.
 
     Examples:
 
@@ -29,14 +30,18 @@ def export(
 
       protofed export RUN --client global --out model --no-onnx
     """
+    who = _who(client)
+    from protofed.export import check_out, of_run  # with PyTorch, which a typo should not wait for
+    from protofed.export import export as export_model
+
     check_out(out, onnx)
-    subject, notes = of_run(run, _who(client), data_dir)
-    for note in notes:
-        errors.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
-    tell(export_model(subject, out, onnx=onnx, quantile=quantile), out)
+    subject, notes = of_run(run, who, data_dir, trust=trust, tell=note)
+    for text in notes:
+        note(text)
+    tell_written(export_model(subject, out, onnx=onnx, quantile=quantile), out)
 
 
-def tell(about: dict[str, Any], out: Path) -> None:
+def tell_written(about: dict[str, Any], out: Path) -> None:
     """What was written."""
     inputs, far = about["input"], about["unknown"]
     say(f"{about['architecture']} of {about['method']}, client {about['client']}, after round {about['round']}")

@@ -7,17 +7,9 @@ from typing import Annotated
 
 import typer
 
-from protofed import tables
-from protofed.cli.common import DataDir, ExperimentName, Overrides, console, errors, say
+from protofed.cli.common import DataDir, ExperimentName, Overrides, Trust, console, errors, note, say
+from protofed.config.files import find
 from protofed.errors import UserError
-from protofed.experiment import Experiment, find
-from protofed.explain import explain as explain_experiment
-from protofed.explain import guidance
-from protofed.federation.export import export_shares
-from protofed.prepare import prepare_split
-from protofed.registry import find_method
-from protofed.theory.guidance import of_run as guidance_of_run
-from protofed.theory.table import guidance_table
 
 
 def partition(
@@ -25,25 +17,34 @@ def partition(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for partition.npz and partition.png.")] = None,
     export: Annotated[Path | None, typer.Option(help="Folder for each client's samples, client-000.npz ...")] = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw and describe who has what, without training.
+    """Show which client has which samples, without training.
 
     The file it writes can be used again:  protofed run ... partition=file partition.path=FOLDER/partition.npz
     """
-    from protofed.report import bubbles  # with Matplotlib, which takes its time
+    from protofed.remote.shares import export_shares  # with PyTorch, which a typo should not wait for
+    from protofed.report import pictures  # with Matplotlib, which takes its time
+    from protofed.report.figures import partition as has
+    from protofed.runs.setup import prepare_split
+    from protofed.runs.trust import trusted_experiment
 
-    plan = Experiment.load(experiment, *(overrides or []))
+    plan = trusted_experiment(experiment, *(overrides or []), trust=trust, tell=note)
     domains, split = prepare_split(plan, data_dir)
+    if domains[0].computed is not None:
+        raise UserError(
+            f"{domains[0].name} computes each client's samples when it is drawn, so there is no partition to draw."
+        )
     folder = out or Path("runs") / f"partition-{find(experiment).stem}"
     if folder.is_dir() and {p.name for p in folder.iterdir()} - {"partition.npz", "partition.png"}:
         raise UserError(f"--out {folder} holds other files. Name another folder for the partition.")
     folder.mkdir(parents=True, exist_ok=True)
     split.save(folder / "partition.npz", domains)
-    bubbles.draw_split(split, domains, folder / "partition.png")
-    for note in split.notes:
-        say(f"note: {note}")
-    for what, value in bubbles.describe(split, domains).items():
+    pictures.draw_split(split, domains, folder / "partition.png")
+    for text in split.notes:
+        say(f"note: {text}")
+    for what, value in has.describe(split, domains).items():
         if what != "hash":
             text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
             say(f"{what}: {text}")
@@ -54,15 +55,23 @@ def partition(
 
 
 def explain(
-    method: Annotated[str, typer.Argument(help="A method ('protofed list methods'), or module:Class of your own.")],
+    method: Annotated[str, typer.Argument(help="A method ('protofed list methods'), or your own as module:Class.")],
     overrides: Overrides = None,
     experiment: Annotated[str, typer.Option(help="A .toml file, or a shipped experiment's name.")] = "demo",
-    theory: Annotated[bool, typer.Option(help="A range for lr and lam or rho from the method's theorem.")] = False,
-    run: Annotated[Path | None, typer.Option(help="--theory of this run: of its measured rounds, if any.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    theory: Annotated[
+        bool, typer.Option(help="Suggest a range for lr and lam (or rho) from the method's theorem.")
+    ] = False,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Show what this run measured of its theory (evaluate.theory), and suggest a range."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Say what a method trains, sends, keeps private and can be set to, with the numbers of one experiment.
+    """Say what a method trains, sends and keeps private.
+
+    Also list its settings. The numbers are those of one experiment.
 
     Examples:
 
@@ -78,6 +87,11 @@ def explain(
     """
     if Path(method).is_dir():
         raise UserError(f"{method} is a folder. Write 'protofed explain METHOD --run {method}' for a run's guidance.")
+    from protofed.cli import tables  # with PyTorch, which a typo should not wait for
+    from protofed.config.registry import find_method
+    from protofed.explain.explain import explain as explain_experiment
+    from protofed.runs.trust import trusted_experiment
+
     find_method(method, "explain")
     for word in overrides or []:
         if word.partition("=")[0].strip() in ("method", "method.name"):
@@ -85,9 +99,9 @@ def explain(
                 f"{word!r} cannot be changed in explain: name the method, as in 'protofed explain {method}'."
             )
     if theory or run:
-        _guide(method, overrides or [], experiment, run, as_json, data_dir)
+        _guide(method, overrides or [], experiment, run, as_json, trust, data_dir)
         return
-    plan = Experiment.load(experiment, f"method={method}", *(overrides or []))
+    plan = trusted_experiment(experiment, f"method={method}", *(overrides or []), trust=trust, tell=note)
     with tables.bar(errors, f"playing a round of {method}") as tell:
         told = explain_experiment(plan, data_dir, tell)
     if as_json:
@@ -97,18 +111,29 @@ def explain(
 
 
 def _guide(
-    method: str, overrides: list[str], experiment: str, run: Path | None, as_json: bool, data_dir: Path | None
+    method: str,
+    overrides: list[str],
+    experiment: str,
+    run: Path | None,
+    as_json: bool,
+    trust: bool,
+    data_dir: Path | None,
 ) -> None:
     """`explain --theory`: of a run's measured rounds, or of the first rounds of an experiment."""
+    from protofed.cli import tables
+    from protofed.papers.theory.guidance import guidance, guidance_of_run
+    from protofed.papers.theory.table import guidance_table
+    from protofed.runs.trust import trusted_experiment
+
     told = None
     if run:
-        plan, told = guidance_of_run(run)
+        plan, told = guidance_of_run(run, trust, note)
         if plan.method_name != method:
             raise UserError(f"--run {run} is a run of {plan.method_name}. Write 'protofed explain {plan.method_name}'.")
         if overrides:
             raise UserError(f"{overrides[0]!r} cannot be changed in a run. Leave it out, or --run.")
     else:
-        plan = Experiment.load(experiment, f"method={method}", *overrides)
+        plan = trusted_experiment(experiment, f"method={method}", *overrides, trust=trust, tell=note)
     if told is None:
         with tables.bar(errors, f"measuring the constants of {method}") as tell:
             told = guidance(plan, data_dir, tell)
@@ -130,10 +155,12 @@ class Kind(StrEnum):
 
 def list_(
     what: Annotated[Kind, typer.Argument(help="What to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every key and its default.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every key and its default.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """List methods, models, data, partitions or experiments."""
+    from protofed.cli import tables  # with PyTorch, which a typo should not wait for
+
     entries = tables.entries(what, data_dir)
     if as_json:
         console.print_json(json.dumps(entries, default=str))

@@ -5,32 +5,37 @@ import io
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 
-from protofed.cli.common import console, say
-from protofed.data.inputs import read_inputs
+from protofed.cli.common import console, pour, say
 from protofed.errors import UserError
-from protofed.predictor import Prediction, Predictor
+
+if TYPE_CHECKING:
+    from protofed.export.predict import Prediction, Predictor
 
 SHOWN = 50  # rows of the table
 
 
 def predict(
     model: Annotated[Path, typer.Argument(help="An exported folder, or its model.pt2 or model.onnx.")],
-    inputs: Annotated[list[Path], typer.Argument(help=".npy, .npz (array x), images, or folders of images; raw.")],
-    by: Annotated[str | None, typer.Option(help="head or proto; by default as the method is judged.")] = None,
-    among: Annotated[str | None, typer.Option(help="all classes or own ones; by default as the method is.")] = None,
+    inputs: Annotated[
+        list[Path], typer.Argument(help=".npy, .npz (array x), images, or folders of images. Not scaled.")
+    ],
+    by: Annotated[str | None, typer.Option(help="head or proto; by default the method's own rule.")] = None,
+    among: Annotated[str | None, typer.Option(help="all or own classes; by default the method's own rule.")] = None,
     unknown_above: Annotated[
-        float | None, typer.Option(min=0.0, help="Distance beyond which the answer is 'unknown'; else as exported.")
+        float | None,
+        typer.Option(min=0.0, help="Distance beyond which the answer is 'unknown'; by default as exported."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As a JSON array.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Classify samples with an exported model: class, confidence, distance, and 'unknown' when nothing is near.
+    """Classify samples with an exported model.
+
+    It prints class, confidence and distance, and 'unknown' if no prototype is near.
 
     Examples:
 
@@ -40,6 +45,11 @@ def predict(
     """
     if as_json and as_csv:
         raise UserError("--json and --csv are two ways to write the same. Give one of them.")
+    import numpy as np  # with PyTorch, which a typo should not wait for
+
+    from protofed.data.readers.inputs import read_inputs
+    from protofed.export.predict import Predictor
+
     predictor = Predictor(model, by=by, among=among, unknown_above=unknown_above)
     arrays, names = [], []
     for path in inputs:
@@ -52,12 +62,12 @@ def predict(
     if as_json:
         typer.echo(json.dumps([{"input": name, **asdict(found)} for name, found in rows], indent=1))
     elif as_csv:
-        typer.echo(_csv(rows), nl=False)
+        pour(_csv(rows))
     else:
         _show(rows, predictor)
 
 
-def _csv(rows: list[tuple[str, Prediction]]) -> str:
+def _csv(rows: list[tuple[str, "Prediction"]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["input", "answer", "label", "confidence", "distance"])
@@ -67,7 +77,7 @@ def _csv(rows: list[tuple[str, Prediction]]) -> str:
     return text.getvalue()
 
 
-def _show(rows: list[tuple[str, Prediction]], predictor: Predictor) -> None:
+def _show(rows: list[tuple[str, "Prediction"]], predictor: "Predictor") -> None:
     table = Table()
     for title in ("input", "answer", "likeliest", "confidence", "distance"):
         table.add_column(title, justify="right" if title in ("confidence", "distance") else "left")

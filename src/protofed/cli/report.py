@@ -1,26 +1,31 @@
 """`protofed report`"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protofed import tables
 from protofed.atomic import write_atomically
-from protofed.cli.common import errors, say
+from protofed.cli.common import errors, note, say
 from protofed.errors import UserError
-from protofed.report import html
-from protofed.report.runs import Gathered, gather
+
+if TYPE_CHECKING:
+    from protofed.report.gather import Gathered
+
+NO_PAGES = (".pdf", ".png", ".svg", ".md", ".tex", ".csv", ".json", ".docx")  # what a page is not
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders with runs in them.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option(help="A folder for every figure as PNG, SVG and PDF, for papers.")
+        Path | None, typer.Option(help="A folder; every figure is saved there as PNG, SVG and PDF, for papers.")
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Include runs that are no longer cells of their sweep.")
+    ] = False,
 ) -> None:
-    """Write one page, that opens offline, of any number of runs.
+    """Write a page about any number of runs. It opens offline.
 
     Examples:
 
@@ -28,29 +33,35 @@ def report(
 
       protofed report runs/first runs/second --figures figures
     """
-    write(gather(runs), out, figures)
+    if out.suffix.lower() in NO_PAGES:
+        raise UserError(
+            f"--out {out} should end in .html, because a report is a page. --figures FOLDER saves PNG, SVG and PDF; "
+            "'protofed table' writes .md, .tex and .csv."
+        )
+    from protofed.report.gather import gather  # with PyTorch, which a typo should not wait for
+
+    write_report(gather(runs, everything=everything), out, figures)
 
 
-def write(gathered: Gathered, out: Path, figures: Path | None = None) -> None:
+def write_report(gathered: "Gathered", out: Path, figures: Path | None = None) -> None:
     """The page, and the figures where they are asked for; says what was left out."""
     for remark in (*gathered.left_out, *gathered.remarks):
-        _note(f"{remark.folder}: {remark.reason}")
+        note(str(remark))
     if not gathered.runs:
         raise UserError("there is no run that can be read. Name the folder of a run, or one that has runs in it.")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder. Name a file, such as {out / 'report.html'}.")
+    from protofed.cli import tables
+    from protofed.report import html
+
     with tables.bar(errors, "drawing the report") as tell:
         shown, drawn = html.build(gathered, tell)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, html.render(shown).encode())
+    write_atomically(out, html.render(shown).encode(errors="replace"))
     say(f"report: {out} (runs: {len(gathered.runs)})")
     if figures is not None:
         from protofed.report import paper  # with Matplotlib, which takes its time
 
         with tables.bar(errors, "saving the figures") as tell:
-            count = paper.save(drawn, figures, tell, _note)
+            count = paper.save(drawn, figures, tell, note, [*shown["incomparable"], *shown["unfinished"]])
         say(f"figures: {count} in {figures}, each as PNG, SVG and PDF")
-
-
-def _note(text: str) -> None:
-    errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)

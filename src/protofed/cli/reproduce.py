@@ -6,42 +6,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protofed.cli.common import DataDir, console, errors, say
+from protofed.cli.common import DataDir, Jobs, console, errors, say
 from protofed.errors import UserError
-from protofed.reproduce import page, render
-from protofed.reproduce.entry import PAPERS, load, names
-from protofed.reproduce.plan import data_of
-from protofed.reproduce.result import again
-from protofed.sweep.view import view
 
 if TYPE_CHECKING:
-    from protofed.reproduce.run import Report
+    from protofed.papers.reproduce.run import Report
 
 
 def reproduce(
     entries: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures (see --list); PAPER/ is all of it.")
+        list[str] | None, typer.Argument(help="Tables and figures (see --list); PAPER/ stands for all of a paper's.")
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List what there is, with what it takes.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller version for a laptop, labelled as such.")] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List every table and figure, and how long it takes.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a smaller version for a laptop; its results are labelled so.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("runs/reproduce"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as the machine bears.")] = None,
+    jobs: Jobs = None,
     limit: Annotated[
-        str, typer.Option(help="Stop cleanly after so long, as 480s, 20m or 2h; go on with the same command.")
+        str, typer.Option(help="Stop cleanly after this time (480s, 20m, 2h). The same command resumes.")
     ] = "",
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run a part now, as seed=0 or method=fednh,fedavg; for several labels, several times."),
+        typer.Option(help="Run only a part: seed=0, or method=fednh,fedavg. Repeat it for several labels."),
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="In a checkout: bring what --out holds into docs/results.md.")
+        bool, typer.Option("--write", help="In a checkout: write the results in --out into docs/results.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="In a checkout: note there how far what --out holds is from its numbers.")
+        bool, typer.Option("--check", help="In a checkout: note in docs/results how far the results in --out differ.")
     ] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Reproduce tables and figures of the papers: what they report, what is measured here, and the difference.
+    """Reproduce tables and figures of the papers.
+
+    It shows what the papers report, what is measured here, and the difference.
 
     Examples:
 
@@ -53,18 +54,24 @@ def reproduce(
 
       protofed reproduce fednh/table-1-cifar10 --data-dir DIR --only seed=0 --only method=fedavg,fednh
     """
-    if listing:
-        _list(_named(entries) if entries else names(), data_dir)
-        return
-    if not (entries or write or check):
+    if not (entries or listing or write or check):
         raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
     if write and check:
         raise UserError("--write takes numbers over, and --check leaves those that are there. Use one of them.")
+    from protofed.papers.reproduce import page, render  # with PyTorch, which a typo should not wait for
+    from protofed.papers.reproduce.entry import entry_names
+    from protofed.papers.reproduce.result import again
+    from protofed.probes import ALL
+    from protofed.sweep.view import view
+
+    if listing:
+        _list(_named(entries) if entries else entry_names(), data_dir)
+        return
     if write or check:
-        page.check()
+        page.check_page()
     report = None
     if entries:
-        from protofed.reproduce.run import reproduce as run_entries  # with Matplotlib, which takes its time
+        from protofed.papers.reproduce.run import reproduce as run_entries  # with Matplotlib, which takes its time
 
         report = run_entries(
             _named(entries),
@@ -76,27 +83,29 @@ def reproduce(
             only=_labels(only or []),
             watch=view(console),
             tell=say,
+            probes=ALL,
         )
         before = page.kept()
         for one in report.done:
-            render.terminal(console, one.entry, one.measured)
+            render.entry_text(console, one.entry, one.measured)
             if text := again(one.entry, before[one.entry.name], one.measured) if one.entry.name in before else "":
-                say(f"beside the numbers that come with protofed: {text}")
+                say(f"compared with the numbers that come with protofed: {text}")
             drawn = f"; figures: {', '.join(map(str, one.pictures))}" if one.pictures else ""
             say(f"kept in {one.folder}: result.md, result.json{drawn}\n")
     if write or check:
-        for line in page.write(out) if write else page.note(out):
+        for line in page.write_page(out) if write else page.note_difference(out):
             say(line)
     if report:
         _end(report)
 
 
 def _end(report: "Report") -> None:
+    from protofed.runs import progress
+
     for text in report.skipped:
         say(f"skipped: {text}")
     for outcome in report.failed:
-        reason = outcome.reason.splitlines()[0]
-        errors.print(f"failed: {outcome.cell.name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+        progress.say_on(errors, f"failed: {outcome.cell.name}: {outcome.reason.splitlines()[0]}")
     if report.stopped:
         say(f"{report.stopped} before all was finished. The same command goes on.")
         raise typer.Exit(130)
@@ -105,9 +114,11 @@ def _end(report: "Report") -> None:
 
 
 def _named(words: list[str]) -> list[str]:
+    from protofed.papers.reproduce.entry import entry_names
+
     found: list[str] = []
     for word in words:
-        here = [name for name in names() if name.startswith(word)] if word.endswith("/") else [word]
+        here = [name for name in entry_names() if name.startswith(word)] if word.endswith("/") else [word]
         if not here:
             raise UserError(f"{word} names nothing. See 'protofed reproduce --list'.")
         found += here
@@ -135,14 +146,18 @@ def _seconds(text: str) -> float | None:
 
 
 def _list(wanted: list[str], data_dir: Path | None) -> None:
+    from protofed.papers.reproduce import page, pages
+    from protofed.papers.reproduce.entry import PAPERS, load_entry
+    from protofed.papers.reproduce.plan import data_of
+
     measured = page.kept()
     paper = ""
     for name in wanted:
-        entry = load(name)
+        entry = load_entry(name)
         if entry.paper != paper:
             paper = entry.paper
             say(f"\n{PAPERS[paper]}")
         say(f"  {name:<26} {entry.shows + ': ' if entry.shows else ''}{entry.title}")
-        say(f"  {'':<26} {page.takes(entry, measured.get(name))}")
+        say(f"  {'':<26} {pages.takes(entry, measured.get(name))}")
         if data := data_of(entry, data_dir):
             say(f"  {'':<26} data: {data}")

@@ -1,27 +1,25 @@
 """`protofed run`"""
 
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from protofed import tables
-from protofed.cli.common import DataDir, ExperimentName, Overrides, Track, console, say, watching
+from protofed.cli.common import DataDir, ExperimentName, Overrides, Track, Trust, console, note, say, watching
+from protofed.config.files import find
 from protofed.errors import UserError
-from protofed.experiment import Experiment, find
-from protofed.folder import RunFolder, new_folder
-from protofed.run import Interrupted
-from protofed.run import run as run_experiment
-from protofed.track import TRACK
+from protofed.tracking import TRACK
 
 
 def run(
     experiment: ExperimentName,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
+    trust: Trust = False,
     data_dir: DataDir = None,
     track: Track = None,
 ) -> None:
@@ -37,13 +35,26 @@ def run(
 
       protofed run demo --track tensorboard --track wandb
     """
-    plan = Experiment.load(experiment, *(overrides or []))
+    name = find(experiment).stem
+    if several := next((word for word in overrides or [] if re.fullmatch(r"seed=\W*\d+\W*,.*", word)), None):
+        seeds = re.sub(r"[\[\] ]", "", several.removeprefix("seed="))
+        raise UserError(
+            f"{several!r}: a run has one seed. Use protofed compare METHOD ... --seeds {seeds} for several."
+        )
+    from protofed.cli import tables  # with PyTorch, which a typo should not wait for
+    from protofed.probes import ALL
+    from protofed.runs.folder import RunFolder, new_folder
+    from protofed.runs.loop import Interrupted
+    from protofed.runs.loop import run as run_experiment
+    from protofed.runs.trust import trusted_experiment
+
+    plan = trusted_experiment(experiment, *(overrides or []), trust=trust, tell=note, folder=out if resume else None)
     watch = watching(plan.method_name, track)
-    folder = out or new_folder(f"{find(experiment).stem}-{plan.method_name.rpartition(':')[2]}-seed{plan.seed}", resume)
+    folder = out or new_folder(f"{name}-{plan.method_name.rpartition(':')[2]}-seed{plan.seed}", resume)
     if resume and not RunFolder(folder).exists:
         raise UserError(f"--resume: there is no run in {folder}. Check --out, or start it without --resume.")
     try:
-        result = run_experiment(plan, folder, resume=resume, data_dir=data_dir, watch=watch)
+        result = run_experiment(plan, folder, resume=resume, data_dir=data_dir, watch=watch, probes=ALL)
     except Interrupted as stop:
         again = ["protofed", "run", experiment, *(overrides or []), "--out", str(folder), "--resume"]
         if data_dir is not None and "PROTOFED_DATA" not in os.environ:

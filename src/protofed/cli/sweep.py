@@ -2,33 +2,47 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protofed.cli.common import DataDir, Overrides, Track, console, errors, say, track_all
+from protofed.cli.common import DataDir, Jobs, Overrides, Track, Trust, console, errors, note, say, track_all
 from protofed.errors import UserError
-from protofed.folder import RunFolder
-from protofed.report import render
-from protofed.report.gather import FAILED, Run, read
-from protofed.report.tabulate import Collected, Table, tabulate
-from protofed.sweep import Outcome, Sweep, run_sweep
-from protofed.sweep.run import check, place
-from protofed.sweep.view import view
+
+if TYPE_CHECKING:
+    from protofed.report.gather import Collected
+    from protofed.report.rows import Table
+    from protofed.report.runs import Run
+    from protofed.sweep import CellOutcome, Sweep
+    from protofed.sweep.workers import Placed
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, experiments, seeds and parameters.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all cells; by default runs/NAME-OF-THE-FILE.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default as many as there are cores, or a GPU bears.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and which are done.")] = False,
+    jobs: Jobs = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells, and estimate how long the unfinished ones take.")
+    ] = False,
+    trial: Annotated[
+        bool,
+        typer.Option("--trial", help="With --dry-run: run a few rounds of each new kind of cell for the estimate."),
+    ] = False,
+    fuse: Annotated[
+        bool,
+        typer.Option(
+            "--fuse/--no-fuse",
+            help="Train cells that differ only in seed, partition or numbers together, if that is faster.",
+        ),
+    ] = True,
+    trust: Trust = False,
     data_dir: DataDir = None,
     track: Track = None,
 ) -> None:
-    """Run methods x experiments x seeds x parameters; the same command goes on where it was stopped.
+    """Run methods x experiments x seeds x parameters.
+
+    If a sweep was stopped, the same command resumes it.
 
     A sweep file:
 
@@ -50,40 +64,55 @@ def sweep(
 
       protofed table runs/NAME --baseline local
     """
-    plan = Sweep.load(file, *(overrides or []))
+    if trial and not dry_run:
+        raise UserError("--trial is for --dry-run: it times a few rounds and keeps nothing. Add --dry-run.")
+    from protofed.probes import ALL  # with PyTorch, which a typo should not wait for
+    from protofed.report.gather import finished_runs
+    from protofed.sweep import Sweep, run_sweep
+    from protofed.sweep.view import view
+
+    plan = Sweep.load(file, *(overrides or []), trust=trust)
     folder = out or Path("runs") / file.stem
     if dry_run:
-        _list(plan, folder, data_dir)
+        from protofed.sweep.forecast import forecast
+
+        placed = _list(plan, folder, data_dir)
+        say(forecast(placed, data_dir, jobs, trial=trial, watch=view(console), probes=ALL))
         return
     track_all(track)
-    outcomes = run_sweep(plan, folder, data_dir=data_dir, jobs=jobs, watch=view(console))
+    outcomes = run_sweep(plan, folder, data_dir=data_dir, jobs=jobs, watch=view(console), probes=ALL, fuse=fuse)
     if any(outcome.summary for outcome in outcomes):
         done = [(outcome.folder, outcome.cell.labels) for outcome in outcomes if outcome.summary]
-        table_of(read(done), [folder for folder, _ in done])
+        table_of(finished_runs(done), [folder for folder, _ in done])
     say(f"runs: {folder}")
     closing(outcomes)
 
 
-def table_of(found: Collected | Sequence[Run], finished: Sequence[Path] = ()) -> Table:
+def table_of(found: "Collected | Sequence[Run]", done: Sequence[Path] = ()) -> "Table":
     """Show runs as a table, with what has to be said about them; of those left out only what is finished is named, for
     the others are named elsewhere."""
+    from protofed.report import render
+    from protofed.report.tabulate import tabulate
+
     made = tabulate(found)
     console.print(render.terminal(made, console.width))
-    for note in (*made.remarks, *(out for out in made.left_out if out.folder in finished)):
-        say(f"note: {note}")
+    for remark in (*made.remarks, *(f"left out: {out}" for out in made.left_out if out.folder in done)):
+        say(f"note: {remark}")
     return made
 
 
-def closing(outcomes: Sequence[Outcome]) -> None:
+def closing(outcomes: Sequence["CellOutcome"]) -> None:
     """Name what failed or is left; the exit code is 1, or after Ctrl-C 130."""
+    from protofed.runs import listing, progress
+
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     left = sum(outcome.status == "stopped" for outcome in outcomes)
     if failed:
         errors.print(f"{len(failed)} of {len(outcomes)} cells failed; the same command tries them again:")
     for outcome in failed:
         reason, *more = outcome.reason.splitlines()
-        where = f" ({outcome.folder}{FAILED})" if more else ""
-        errors.print(f"  {outcome.cell.name}: {reason}{where}", highlight=False, markup=False, soft_wrap=True)
+        where = f" ({listing.reason(outcome.folder)})" if more else ""
+        progress.say_on(errors, f"  {outcome.cell.name}: {reason}{where}")
     if left:
         say(f"{left} of {len(outcomes)} cells are left. The same command goes on.")
         raise typer.Exit(130)
@@ -91,9 +120,14 @@ def closing(outcomes: Sequence[Outcome]) -> None:
         raise typer.Exit(1)
 
 
-def _list(plan: Sweep, folder: Path, data_dir: Path | None) -> None:
+def _list(plan: "Sweep", folder: Path, data_dir: Path | None) -> list["Placed"]:
     """Every cell, and whether it is done; then a UserError if one is impossible."""
-    placed = place(plan.cells(), folder)
+    from protofed.probes import ALL
+    from protofed.runs.folder import RunFolder
+    from protofed.sweep.run import check_sweep, place
+    from protofed.sweep.view import view
+
+    placed = place(plan.cells(note), folder)
     done = 0
     for cell, path in placed:
         run = RunFolder(path)
@@ -105,4 +139,5 @@ def _list(plan: Sweep, folder: Path, data_dir: Path | None) -> None:
         done += state == "done"
         say(f"{state:<15} {cell.hash}  {cell.name}")
     say(f"{len(placed)} cells, {done} done: {folder}")
-    check(placed, data_dir, view(console))
+    check_sweep(placed, data_dir, view(console), ALL)
+    return placed

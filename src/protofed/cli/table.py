@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 
 from protofed.atomic import write_atomically
-from protofed.cli.common import console, errors, say
+from protofed.cli.common import console, note, pour, say
 from protofed.errors import UserError
-from protofed.report import render
-from protofed.report.tabulate import collect, tabulate
 
 ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
@@ -24,30 +22,62 @@ class Format(StrEnum):
     csv = "csv"
 
 
+class Select(StrEnum):
+    """What parameters can be chosen by."""
+
+    validation = "validation"
+    validation_global = "validation-global"
+
+
+class Deviation(StrEnum):
+    """Which standard deviation is shown."""
+
+    population = "population"
+    sample = "sample"
+
+
 def table(
-    folders: Annotated[list[Path], typer.Argument(help="The folder of a sweep, or of runs, or several.")],
+    folders: Annotated[list[Path], typer.Argument(help="The folder of a sweep, or of runs. You can give several.")],
     columns: Annotated[
         str | None,
         typer.Option(
-            help="With commas: accuracy, worst10, std, head, proto, global, global-own, pm_v, pm_l, held-out, "
-            "held-out-proto, held-out-alone, params, bytes_up, bytes_down, seconds, or any key of summary.json: after "
-            "the last round. Behind it @last10: the mean of the last ten rounds; @validation: of the round "
-            "that is best on validation; @50: the mean of rounds 41 to 50."
+            help="With commas: accuracy, worst10, std, global, global-own, pm_v, pm_l, attack, held-out, "
+            "held-out-proto, held-out-alone, each judged by the rule of the method, with a column for each rule where "
+            "methods differ; head, head-own, proto-all, proto-own: the accuracy by classifier or nearest prototype, "
+            "among all classes or a client's own (proto: as the method); global (GM): the global model on the whole "
+            "test set; pm_v and pm_l (PM(V), PM(L)): the clients' own models there, over the classes that each holds, "
+            "or by its shares of them; params, bytes_up, bytes_down, seconds, or any key of summary.json: after the "
+            "last round. Behind it @last10: the mean of the last ten rounds; "
+            "@validation: of the round that is best on validation; @50: the mean of rounds 41 to 50."
         ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="The row that every other is tested against, over seeds.")
+        str | None, typer.Option(help="The row that all others are compared with, seed by seed.")
     ] = None,
-    format: Annotated[Format, typer.Option(help="By default as the ending of --out says.")] = Format.terminal,
-    out: Annotated[Path | None, typer.Option(help="A file to write it to: .md, .tex or .csv.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Runs too that are not cells of the sweep.")] = False,
+    select: Annotated[
+        Select | None,
+        typer.Option(
+            help="For each method, show only the parameters that are best on validation samples (evaluate.validation), "
+            "by the clients' own accuracy there or by the global model's."
+        ),
+    ] = None,
+    deviation: Annotated[
+        Deviation, typer.Option(help="The standard deviation over seeds: divided by n, or by n - 1.")
+    ] = Deviation.population,
+    format: Annotated[Format, typer.Option(help="Format of the output; by default, that of --out.")] = Format.terminal,
+    out: Annotated[Path | None, typer.Option(help="Also write the table to this file: .md, .tex or .csv.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Include runs that are not cells of the sweep.")] = False,
     any_version: Annotated[bool, typer.Option("--any-version", help="Mix runs of different versions.")] = False,
 ) -> None:
-    """Show runs as a table: mean and deviation over seeds, the best marked.
+    """Show runs as a table: mean and deviation over seeds.
+
+    The best result of each column is marked.
 
     Examples:
 
       protofed table runs/my-sweep --baseline fedavg
+
+      protofed table runs/my-sweep --select validation --deviation sample
 
       protofed table runs/my-sweep --columns accuracy,accuracy@last10,worst10 --out table.tex
     """
@@ -58,14 +88,24 @@ def table(
         if out.suffix not in ENDINGS:
             raise UserError(f"--out {out} should end in {', '.join(ENDINGS)}, or say --format.")
         kind = ENDINGS[out.suffix]
-    made = tabulate(collect(folders, everything=everything, any_version=any_version), columns, baseline)
+    from protofed.report import render  # with PyTorch, which a typo should not wait for
+    from protofed.report.gather import collect
+    from protofed.report.tabulate import tabulate
+
+    made = tabulate(
+        collect(folders, everything=everything, any_version=any_version),
+        columns,
+        baseline,
+        deviation=deviation,
+        select=select,
+    )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, render.FORMATS[kind](made).encode())
+        write_atomically(out, render.FORMATS[kind](made).encode(errors="replace"))
         say(f"table: {out}")
     elif kind == "terminal":
         console.print(render.terminal(made, console.width))
     else:
-        typer.echo(render.FORMATS[kind](made), nl=False)
-    for note in made.notes if out is not None or kind in ("terminal", "csv") else ():
-        errors.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+        pour(render.FORMATS[kind](made))
+    for text in made.notes if out is not None or kind in ("terminal", "csv") else ():
+        note(text)

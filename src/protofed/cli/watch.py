@@ -3,26 +3,32 @@
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protofed.cli.common import say
 from protofed.errors import UserError
-from protofed.watch import AWAY, Live, serving, unfinished
+
+if TYPE_CHECKING:
+    from protofed.report.live import Live
 
 LOOK_SECONDS = 1.0
 LAST_SECONDS = 5.0
 
 
 def watch(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of many runs; they need not be there yet.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where; the next free one if it is in use.")] = 8765,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of many runs. They need not exist yet.")],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port. If it is in use, the next free one is taken.")
+    ] = 8765,
     until_finished: Annotated[
-        bool, typer.Option("--until-finished", help="End by itself when all runs in the folders are finished.")
+        bool, typer.Option("--until-finished", help="Stop when all runs in the folders are finished.")
     ] = False,
 ) -> None:
-    """The report of runs as a page that follows them, for a browser on this machine.
+    """Serve the report of runs as a page that updates itself.
+
+    Only browsers on this machine can open it.
 
     Examples:
 
@@ -33,6 +39,8 @@ def watch(
     for path in runs:
         if path.is_file():
             raise UserError(f"{path} is a file. Name a run's folder, or one that holds runs.")
+    from protofed.report.live import serving  # with PyTorch, which a typo should not wait for
+
     os.nice(5)  # the runs come first
     with serving(runs, port) as server:
         if port not in (0, server.server_port):
@@ -45,8 +53,10 @@ def watch(
             say("the watch has ended; the runs go on")
 
 
-def _wait(runs: list[Path], live: Live) -> None:
+def _wait(runs: list[Path], live: "Live") -> None:
     """Until all runs are finished, stay so for a moment (the next may be about to begin), and open pages show it."""
+    from protofed.report.live import AWAY, unfinished
+
     since: float | None = None
     while since is None or (waited := time.monotonic() - since) < LAST_SECONDS or (waited < AWAY and live.behind()):
         time.sleep(LOOK_SECONDS)

@@ -13,7 +13,7 @@ PADDING = 4
 
 
 class Moves(NamedTuple):
-    """What happens to each image (...,): how far it is cropped from above and from the left, and whether mirrored."""
+    """The change to each image (...,): how far it is cropped from the top and the left, and whether it is mirrored."""
 
     down: Tensor
     right: Tensor
@@ -21,7 +21,7 @@ class Moves(NamedTuple):
 
 
 def moves(key: Tensor, n: int | Tensor, most: int) -> Moves:
-    """What happens to `most` images, n of them real, from a key (2,); or (M, most) from keys (M, 2) and n (M, 1)."""
+    """Moves for `most` images, n of them real, from a key (2,); or (M, most) from keys (M, 2) and n (M, 1)."""
     place = torch.arange(most, device=key.device)
     offsets = (random.uniform(random.fold(key, 0), 2 * most) * (2 * PADDING + 1)).long()
     right = (place + n).clamp(max=2 * most - 1).expand(*key.shape[:-1], most)
@@ -44,5 +44,5 @@ def apply(x: Tensor, kinds: Sequence[str], to: Moves, black: Tensor) -> Tensor:
 
 
 def augment(x: Tensor, kinds: Sequence[str], key: Tensor, black: Tensor) -> Tensor:
-    """The asked-for changes to a client's images, in order."""
+    """Apply the requested changes to a client's images, in order."""
     return apply(x, kinds, moves(key, len(x), len(x)), black)

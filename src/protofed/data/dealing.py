@@ -1,12 +1,12 @@
-"""How samples are dealt to clients: the words partitions are written in."""
+"""How samples are dealt to clients: the building blocks of partitions."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from protofed.data.domain import Domain
-from protofed.data.split import Split, fingerprint
+from protofed.data.domain import Domain, client_names
+from protofed.data.split import Split, data_fingerprint
 from protofed.errors import UserError
 
 Test = Literal["share", "own", "slice", "all"]
@@ -15,18 +15,19 @@ classes. slice: an equal part of the test set, disjoint. all: the whole test set
 
 Order = Literal["random", "file"]
 
-CHOICE, POOL, TRAIN, TEST = range(4)  # what a stream of random numbers is for
+CHOICE, POOL, TRAIN, TEST = range(4)  # purposes of random streams
 
 
 def stream(seed: int, purpose: int, part: int = 0) -> np.random.Generator:
     if seed < 0:
         raise UserError(f"seed = {seed} is negative. Use 0 or more.")
-    # A word of its own keeps these streams apart from others that are drawn from the same seed.
+    # A separate word makes these streams independent of others from the same seed.
     return np.random.default_rng([seed, 0x5EED_DA7A, purpose, part])
 
 
-def only(domains: Sequence[Domain], clients: int, name: str) -> Domain:
-    """The one domain of a partition that knows no other."""
+def only_domain(domains: Sequence[Domain], clients: int, name: str) -> Domain:
+    """The only domain, for partitions that support just one."""
+    refuse_computed(domains, name)
     if len(domains) != 1:
         names = ", ".join(domain.name for domain in domains) or "none"
         raise UserError(
@@ -43,6 +44,15 @@ def only(domains: Sequence[Domain], clients: int, name: str) -> Domain:
     return domains[0]
 
 
+def refuse_computed(domains: Sequence[Domain], name: str) -> None:
+    """Raise where there are no samples to deal out."""
+    if any(domain.computed is not None for domain in domains):
+        raise UserError(
+            f"partition.name = {name!r} deals out samples, but {domains[0].name} computes each client's own when it is "
+            "drawn. Use partition = 'natural'."
+        )
+
+
 def per_class(labels: np.ndarray, classes: int) -> np.ndarray:
     return np.bincount(labels, minlength=classes).astype(np.int64)
 
@@ -51,13 +61,13 @@ def ordered(size: int, order: Order, rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(size) if order == "random" else np.arange(size)
 
 
-def deal(labels: np.ndarray, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+def deal_rows(labels: np.ndarray, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
     """Hand out each class's `rows`, in their order, in consecutive runs of counts (clients, classes)."""
     clients, classes = counts.shape
     grouped = rows[np.argsort(labels[rows], kind="stable")]
     have = per_class(labels[rows], classes)
     taken = counts.sum(0)
-    # The n-th sample handed out of a class lies n places after that class's first.
+    # The n-th sample dealt from a class lies n places after the class's first.
     first = np.repeat(np.cumsum(have) - have, taken)
     place = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
     owner = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
@@ -71,7 +81,7 @@ def by_owner(rows: np.ndarray, owner: np.ndarray, clients: int) -> tuple[np.ndar
 
 
 def apportion(total: int, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Whole shares (clients,) of `total` by largest remainder, ties at random; at least one each where it suffices."""
+    """Whole shares (clients,) of `total` by largest remainder, ties at random; at least one each if that suffices."""
     if weights.sum() == 0:
         return np.zeros(len(weights), dtype=np.int64)
     shares, remainder = np.divmod(total * weights, weights.sum())
@@ -85,14 +95,14 @@ def apportion(total: int, weights: np.ndarray, rng: np.random.Generator) -> np.n
 
 
 def apportion_classes(have: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each class's samples (classes,) in the shares of weights (clients, classes)."""
+    """Split each class's samples (classes,) in proportion to weights (clients, classes)."""
     return np.stack([apportion(int(n), w, rng) for n, w in zip(have, weights.T, strict=True)], axis=1)
 
 
 def tests_of(
     mode: Test, size: int, domain: Domain, train: tuple[np.ndarray, ...], seed: int, order: Order
 ) -> tuple[tuple[np.ndarray, ...], list[str]]:
-    """The test rows of every client by one of the four rules, and what to tell the user about it."""
+    """The test rows of every client by one of the four rules, and notes for the user."""
     rng = stream(seed, TEST)
     clients, total = len(train), len(domain.y_test)
     notes = (
@@ -115,11 +125,16 @@ def tests_of(
     if mode == "own":
         return tuple(np.flatnonzero(row[domain.y_test] > 0) for row in counts), notes
     shares = apportion_classes(per_class(domain.y_test, domain.classes), counts, rng)
-    return deal(domain.y_test, rng.permutation(total), shares), notes
+    return deal_rows(domain.y_test, rng.permutation(total), shares), notes
 
 
-def listed(numbers: np.ndarray) -> str:
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+def listed(numbers: np.ndarray, names: Sequence[str]) -> str:
+    """A list of clients by their names, or as "client 3, 7"."""
+    plain = [names[number].removeprefix("client ") for number in numbers[:5]]
+    first = "client " if plain and all(name.isdigit() for name in plain) else ""
+    return (
+        first + ", ".join(plain if first else [names[number] for number in numbers[:5]]) + ", ..." * (len(numbers) > 5)
+    )
 
 
 def make_split(
@@ -129,17 +144,18 @@ def make_split(
     test: tuple[np.ndarray, ...],
     notes: Sequence[str] = (),
 ) -> Split:
-    """The last step of every partition: nobody may be without training data; nobody should be without test data."""
+    """The last step of every partition: every client must have training data and should have test data."""
+    names = client_names(domains, domain)
     empty = np.flatnonzero([len(rows) == 0 for rows in train])
     if len(empty):
         raise UserError(
-            f"clients = {len(train)}: {len(empty)} of them would have no training sample (client {listed(empty)}). "
+            f"clients = {len(train)}: {len(empty)} of them would have no training sample ({listed(empty, names)}). "
             "Use fewer clients or more data."
         )
     untested = np.flatnonzero([len(rows) == 0 for rows in test])
     if len(untested):
-        notes = [*notes, f"{len(untested)} of {len(test)} clients have no test sample (client {listed(untested)})."]
-    return Split(domain, train, test, tuple(notes), fingerprint(domains))
+        notes = [*notes, f"{len(untested)} of {len(test)} clients have no test sample ({listed(untested, names)})."]
+    return Split(domain, train, test, tuple(notes), data_fingerprint(domains))
 
 
 def split_one(

@@ -13,8 +13,8 @@ from protofed.data.dealing import (
     TRAIN,
     Order,
     Test,
-    deal,
-    only,
+    deal_rows,
+    only_domain,
     ordered,
     per_class,
     split_one,
@@ -40,14 +40,14 @@ def dirichlet_counts(
         full = sizes >= totals.sum() / clients
         shares = np.where(full, 0.0, rng.dirichlet(np.full(clients, alpha)))
         if not shares.sum() > 0:
-            # At a small alpha every share that is left can be 0 in floating point; one client with all is the limit.
+            # At a small alpha all remaining shares can be 0 in floating point; in the limit, one client gets all.
             shares = np.zeros(clients)
             shares[rng.choice(clients if full.all() else np.flatnonzero(~full))] = 1.0
         edges = np.cumsum(shares)
         column = np.diff((edges / edges[-1] * total).astype(np.int64), prepend=0)
         if swap and c >= 2:
             chunks = column.tolist()
-            # One after another, as in the paper's code: a later exchange can move what an earlier one brought.
+            # One after another, as in the paper's code: a later exchange can move the samples of an earlier one.
             for place, client in enumerate(np.flatnonzero(kinds <= 1).tolist(), start=1):
                 chunks[client], chunks[-place] = chunks[-place], chunks[client]
             column = np.array(chunks, dtype=np.int64)
@@ -59,7 +59,7 @@ def dirichlet_counts(
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the Dirichlet partitions differ in."""
+    """How the Dirichlet partitions differ."""
 
     name: str
     alpha: float
@@ -75,11 +75,11 @@ class _Rule:
 
 
 def _dirichlet(rule: _Rule, domains: Sequence[Domain], clients: int, seed: int) -> Split:
-    domain = only(domains, clients, rule.name)
+    domain = only_domain(domains, clients, rule.name)
     size = len(domain.y_train)
     if rule.samples > size:
         raise UserError(
-            f"partition.samples = {rule.samples}, but {domain.name} has {size} training samples. "
+            f"partition.samples = {rule.samples} in all, but {domain.name} has {size} training samples. "
             f"Use at most {size}, or 0 for all."
         )
     if rule.min_classes > domain.classes:
@@ -96,13 +96,13 @@ def _dirichlet(rule: _Rule, domains: Sequence[Domain], clients: int, seed: int) 
         )
     totals = per_class(domain.y_train[pool], domain.classes)
     counts, notes = _redraw(rule, totals, clients, stream(seed, CHOICE))
-    train = deal(domain.y_train, stream(seed, TRAIN).permutation(pool), counts)
+    train = deal_rows(domain.y_train, stream(seed, TRAIN).permutation(pool), counts)
     test, more = tests_of(rule.test, rule.test_size, domain, train, seed, rule.order)
     return split_one(domain, train, test, [*notes, *more])
 
 
 def _redraw(rule: _Rule, totals: np.ndarray, clients: int, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-    """The first draw that gives every client enough; after `attempts` draws one that leaves nobody empty will do."""
+    """The first draw that gives every client enough; after `attempts` draws, one that leaves no client empty."""
     draws = rule.attempts + (0 if rule.strict else RESCUE)
     for draw in range(1, draws + 1):
         counts = dirichlet_counts(totals, clients, rule.alpha, rule.swap, rng)
@@ -130,7 +130,7 @@ class Dirichlet:
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.3
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 0
-    """So many training samples, drawn at random, are dealt; 0: all."""
+    """How many training samples are dealt in all, over all clients and drawn at random; 0: all there are."""
     min_size: Annotated[int, Ge(1)] = 10
     """Draw again where a client has fewer samples."""
     min_classes: Annotated[int, Ge(1)] = 2
@@ -154,7 +154,7 @@ class DirichletMPFedCL:
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.05
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 2000
-    """So many training samples are dealt; 0: all."""
+    """How many training samples are dealt in all, over all clients; 0: all there are."""
     order: Order = "file"
     """file: the first samples, and test slices in the order of the file; random: drawn."""
     min_size: Annotated[int, Ge(1)] = 10
@@ -178,7 +178,7 @@ class DirichletFedPR:
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.05
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 2000
-    """So many training samples, drawn at random, are dealt; 0: all."""
+    """How many training samples are dealt in all, over all clients and drawn at random; 0: all there are."""
     min_size: Annotated[int, Ge(1)] = 1
     """Draw again where a client has fewer samples."""
     min_classes: Annotated[int, Ge(1)] = 1

@@ -1,4 +1,4 @@
-"""What the classes of well-known data sets are called, where their files have numbers only, and their superclasses."""
+"""Class names of well-known data sets whose files have only numbers, and their superclasses."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ CIFAR100 = {
     "vehicles 2": "lawn_mower rocket streetcar tank tractor",
 }
 SUPERCLASS = {name: group for group, names in CIFAR100.items() for name in names.split()}
-KNOWN = {  # how a file's name begins, and its classes in the order of their labels
+KNOWN = {  # the start of a file's name, and its classes in label order
     r"cifar_?100": " ".join(sorted(SUPERCLASS)),
     r"cifar_?10": CIFAR10,
     r"fashion_?mnist|fmnist": FASHION,
@@ -43,7 +43,7 @@ KNOWN = {  # how a file's name begins, and its classes in the order of their lab
 
 
 def class_names(source: str, given: tuple[str, ...]) -> list[str]:
-    """The names that a source gives; where these are numbers, those that a data set of its name is known to have."""
+    """A source's class names; if these are numbers, the known class names of a data set of this name."""
     numbers = tuple(str(number) for number in range(len(given)))
     stem = Path(source.rpartition(":")[2]).stem.lower().replace("-", "_")
     for pattern, words in KNOWN.items():
@@ -53,7 +53,7 @@ def class_names(source: str, given: tuple[str, ...]) -> list[str]:
     return list(given)
 
 
-def superclasses(names: list[str]) -> list[str] | None:
-    """The official superclass of each of CIFAR-100's classes; None for any others."""
+def official_superclasses(names: list[str]) -> list[str] | None:
+    """The official superclass of each CIFAR-100 class; None for other data sets."""
     found = [SUPERCLASS.get(name.lower().replace(" ", "_")) for name in names]
     return [group for group in found if group] if len(names) == len(SUPERCLASS) and all(found) else None

@@ -1,7 +1,7 @@
 """Who gets which samples. A partition is a frozen dataclass: its fields are the config keys, calling it makes a Split.
 
-Randomness comes from the seed alone, and choosing, train order and test order have streams of their own, so that
-another test rule leaves the training data as it is. Nothing is drawn without an upper bound on the number of draws.
+Randomness comes only from the seed. Choosing, train order and test order have separate streams, so another test rule
+leaves the training data unchanged. The number of draws always has an upper bound.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from protofed.data.dealing import (
     CHOICE,
@@ -20,16 +20,16 @@ from protofed.data.dealing import (
     Test,
     apportion_classes,
     by_owner,
-    deal,
+    deal_rows,
     make_split,
-    only,
+    only_domain,
     ordered,
     per_class,
+    refuse_computed,
     split_one,
     stream,
     tests_of,
 )
-from protofed.data.dirichlet import Dirichlet, DirichletFedPR, DirichletMPFedCL
 from protofed.data.domain import Domain
 from protofed.data.split import Split
 from protofed.errors import UserError
@@ -51,7 +51,7 @@ class NWayKShot:
     """Where a class has fewer training samples than its clients want: refuse, or give each of them fewer."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
-        domain = only(domains, clients, "nway_kshot")
+        domain = only_domain(domains, clients, "nway_kshot")
         classes = domain.classes
         if self.ways > classes:
             raise UserError(
@@ -59,24 +59,24 @@ class NWayKShot:
             )
         rng = stream(seed, CHOICE)
         fewest = max(min(2, self.ways), self.ways - self.spread)
-        # The paper's code leaves out the largest number where the range reaches the number of classes.
+        # The paper's code leaves out the largest number if the range reaches the number of classes.
         most = max(fewest, min(classes, self.ways + self.spread + 1) - 1)
         n = rng.integers(fewest, most, clients, endpoint=True)
         low, high = (self.shots - self.spread + 1, self.shots + self.spread) if self.spread else (self.shots,) * 2
         k = np.maximum(1, rng.integers(low, high, clients, endpoint=True))
-        # The n classes whose random numbers are the smallest: a choice without replacement for all clients at once.
+        # The n classes with the smallest random numbers: a choice without replacement for all clients at once.
         holds = rng.random((clients, classes)).argsort(1).argsort(1) < n[:, None]
 
         counts = holds * k[:, None]
         have = per_class(domain.y_train, classes)
         notes = []
         if self.short == "fewer" and (scarce := np.flatnonzero(counts.sum(0) > have)).size:
-            most_each = np.maximum(1, have[scarce] // holds.sum(0)[scarce])  # where that is too many, it is refused
+            most_each = np.maximum(1, have[scarce] // holds.sum(0)[scarce])  # refused below if even that is too many
             counts[:, scarce] = np.minimum(counts[:, scarce], most_each)
             fewer = ", ".join(f"{domain.class_names[c]} ({each})" for c, each in zip(scarce, most_each, strict=True))
-            notes.append(f"partition.short = fewer: so many samples at most of the classes that are scarce: {fewer}.")
+            notes.append(f"partition.short = fewer: scarce classes have at most this many samples: {fewer}.")
         self._enough("shots", "training", domain, have, counts, self.spread)
-        train = deal(domain.y_train, stream(seed, TRAIN).permutation(len(domain.y_train)), counts)
+        train = deal_rows(domain.y_train, stream(seed, TRAIN).permutation(len(domain.y_train)), counts)
 
         rng = stream(seed, TEST)
         have = per_class(domain.y_test, classes)
@@ -85,7 +85,7 @@ class NWayKShot:
             self._enough("test_shots", "test", domain, have, shares, 0)
         else:
             shares = apportion_classes(have, holds.astype(np.int64), rng)
-        test = deal(domain.y_test, rng.permutation(len(domain.y_test)), shares)
+        test = deal_rows(domain.y_test, rng.permutation(len(domain.y_test)), shares)
         if self.ways + self.spread > most:
             notes.append(
                 f"partition.ways = {self.ways}, partition.spread = {self.spread}: with {classes} classes a client gets "
@@ -98,7 +98,7 @@ class NWayKShot:
         if len(short) == 0:
             return
         holders = np.count_nonzero(counts, axis=0)
-        # The class that allows the fewest each: a number that is small enough for it is so for all of them.
+        # The class that allows the fewest each: a number that is small enough for it is small enough for all.
         worst = short[np.argmin(have[short] / holders[short])]
         fit = have[worst] // holders[worst] - spread
         remedy = f"partition.{key} = {fit} or fewer, or fewer clients" if fit >= 1 else "fewer clients or more data"
@@ -120,7 +120,7 @@ class Iid:
     """With test = slice: samples per client; 0: as many as there are."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
-        domain = only(domains, clients, "iid")
+        domain = only_domain(domains, clients, "iid")
         rows = stream(seed, TRAIN).permutation(len(domain.y_train))
         train = tuple(np.sort(part) for part in np.array_split(rows, clients))
         test, notes = tests_of(self.test, self.test_size, domain, train, seed, "random")
@@ -139,7 +139,7 @@ class Shards:
     """With test = slice: samples per client; 0: as many as there are."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
-        domain = only(domains, clients, "shards")
+        domain = only_domain(domains, clients, "shards")
         size, shards = len(domain.y_train), clients * self.per_client
         if shards > size:
             raise UserError(
@@ -159,13 +159,14 @@ class OneDomain:
     """Client i has domain i modulo their number, all classes; clients of one domain share it evenly, disjoint."""
 
     train_per_class: Annotated[int, Ge(0)] = 0
-    """At most so many training samples per class and client; 0: all there are."""
+    """The most training samples per class and client; 0: all there are."""
     test_per_class: Annotated[int, Ge(0)] = 0
-    """At most so many test samples per class and client; 0: all there are."""
+    """The most test samples per class and client; 0: all there are."""
     order: Order = "random"
     """random: drawn; file: the first of each class."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
+        refuse_computed(domains, "domain")
         if not domains or clients < len(domains):
             raise UserError(
                 f"clients = {clients}: the domain partition gives each client one of the {len(domains)} domains. "
@@ -192,66 +193,10 @@ class OneDomain:
                 even = np.ones((len(members), domain.classes), dtype=np.int64)
                 counts = apportion_classes(wanted, even, rng)
                 for client, rows in zip(
-                    members, deal(labels, ordered(len(labels), self.order, rng), counts), strict=True
+                    members, deal_rows(labels, ordered(len(labels), self.order, rng), counts), strict=True
                 ):
                     into[client] = rows
         return make_split(domains, owner, tuple(train), tuple(test), notes)
-
-
-@dataclass(frozen=True)
-class Natural:
-    """One owner (a writer, a hospital) is one client, with the samples that came from there."""
-
-    key: str = ""
-    """Which of the data's owner columns; empty: the only one there is."""
-    min_size: Annotated[int, Ge(2)] = 20
-    """Owners with fewer training samples are left out."""
-    test_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
-    """Held back from an owner's training samples where the test part has none of that owner's."""
-
-    def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
-        found = [(d, owner) for d, domain in enumerate(domains) for owner in self._owners(domain)]
-        if not 1 <= clients <= len(found):
-            raise UserError(
-                f"clients = {clients}: {len(found)} owners have at least partition.min_size = {self.min_size} training "
-                f"samples. Use at most {len(found)} clients, or a smaller partition.min_size."
-            )
-        chosen = np.sort(stream(seed, CHOICE).choice(len(found), clients, replace=False))
-        rng = stream(seed, TEST)
-        sorters = [[np.argsort(ids, kind="stable") for ids in self._ids(domain)] for domain in domains]
-        train, test = [], []
-        for d, owner in (found[i] for i in chosen):
-            rows, own = (
-                sorter[slice(*(np.searchsorted(ids, owner, side, sorter=sorter) for side in ("left", "right")))]
-                for ids, sorter in zip(self._ids(domains[d]), sorters[d], strict=True)
-            )
-            if len(own) == 0 and self.test_fraction:
-                out = min(len(rows) - 1, max(1, round(self.test_fraction * len(rows))))
-                rows = rng.permutation(rows)
-                # Rows past the test part are rows of the train part: see Split.test.
-                own, rows = np.sort(rows[:out]) + len(domains[d].y_test), np.sort(rows[out:])
-            train.append(rows)
-            test.append(own)
-        domain = np.array([found[i][0] for i in chosen])
-        return make_split(domains, domain, tuple(train), tuple(test))
-
-    def _ids(self, domain: Domain) -> tuple[np.ndarray, np.ndarray]:
-        known = ", ".join(sorted(domain.ids)) or "none"
-        if self.key and self.key not in domain.ids:
-            raise UserError(
-                f"partition.key = {self.key!r}: {domain.name} has no such owner column (it has: {known}). Use one of "
-                "these, or another partition."
-            )
-        if not self.key and len(domain.ids) != 1:
-            raise UserError(
-                f"partition.key = '': {domain.name} has {len(domain.ids)} owner columns ({known}). "
-                "Set partition.key to one of them, or use another partition."
-            )
-        return domain.ids[self.key or next(iter(domain.ids))]
-
-    def _owners(self, domain: Domain) -> list[np.generic]:
-        names, sizes = np.unique(self._ids(domain)[0], return_counts=True)
-        return list(names[sizes >= self.min_size])
 
 
 @dataclass(frozen=True)
@@ -265,19 +210,7 @@ class File:
         if not self.path:
             raise UserError("partition.path = '': which split? Set it to a run folder or to its partition.npz.")
         path = Path(self.path).expanduser()
+        refuse_computed(domains, "file")
         split = Split.load(path / "partition.npz" if path.is_dir() else path)
         split.check(domains, clients)
         return split
-
-
-PARTITIONS: dict[str, type] = {
-    "nway_kshot": NWayKShot,
-    "dirichlet": Dirichlet,
-    "dirichlet_mpfedcl": DirichletMPFedCL,
-    "dirichlet_fedpr": DirichletFedPR,
-    "iid": Iid,
-    "shards": Shards,
-    "domain": OneDomain,
-    "natural": Natural,
-    "file": File,
-}

@@ -1,4 +1,4 @@
-"""The outcome of a partition: who has what. It is saved with a run, checked, and used again by other runs."""
+"""The result of a partition: which client has which samples. Saved with a run, checked, reusable by other runs."""
 
 import hashlib
 import io
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protofed.atomic import write_atomically
 from protofed.data.domain import Domain
+from protofed.data.readers.files import check_unpacked
 from protofed.errors import UserError
 from protofed.ops import random
 
@@ -21,13 +22,13 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
     """The sha256 of integer arrays: lengths and values as 8-byte little-endian numbers, so every platform agrees."""
     total = hashlib.sha256()
     for array in arrays:
-        # The length goes first: else moving a number from one array to the next would not change the digest.
+        # The length goes first: otherwise moving a number from one array to the next would not change the digest.
         total.update(np.array([array.size], dtype="<i8").tobytes())
         total.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
     return total.hexdigest()
 
 
-def fingerprint(domains: Sequence[Domain]) -> str:
+def data_fingerprint(domains: Sequence[Domain]) -> str:
     """The sha256 of every domain's samples, labels and shapes: row numbers mean the same samples."""
     total = hashlib.sha256()
     for domain in domains:
@@ -35,11 +36,13 @@ def fingerprint(domains: Sequence[Domain]) -> str:
             total.update(f"{x.dtype.str} {x.shape}".encode())
             total.update(np.ascontiguousarray(x).data)
         total.update(digest((domain.y_train, domain.y_test, np.array([domain.classes]))).encode())
+        if domain.computed is not None:
+            total.update(domain.computed.about.encode())
     return total.hexdigest()
 
 
 def _flat(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """All rows one after another, and the offsets (clients + 1,) at which each client's begin and end."""
+    """All rows concatenated, and the offsets (clients + 1,) where each client's rows begin and end."""
     offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
     return np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64), offsets
 
@@ -51,7 +54,7 @@ def _cut(flat: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _drawn(rows: np.ndarray, y: np.ndarray, share: float, key: Tensor) -> np.ndarray:
-    """So many of the rows at random that no class loses its last one."""
+    """A random choice of rows that leaves at least one of every class."""
     different = np.unique(rows)
     wanted = max(1, int(share * len(different) + 0.5))
     order = different[random.permutation(key, len(different)).numpy()]
@@ -64,34 +67,38 @@ def _drawn(rows: np.ndarray, y: np.ndarray, share: float, key: Tensor) -> np.nda
     return np.sort(np.array(taken, dtype=np.int64))
 
 
-# No __eq__: comparing tuples of arrays raises; two splits are the same when their hashes are.
-@dataclass(frozen=True, eq=False)
+# No __eq__: comparing tuples of arrays raises; two splits are equal if their hashes are.
+@dataclass(frozen=True, eq=False, repr=False)
 class Split:
-    """Who has what: for each client its domain and the row numbers of its train and test samples there."""
+    """For each client, its domain and the row numbers of its train and test samples there."""
 
     domain: np.ndarray
     """(clients,) int64: the number of each client's domain."""
     train: tuple[np.ndarray, ...]
     """One int64 array of rows of the domain's train part per client."""
     test: tuple[np.ndarray, ...]
-    """One int64 array of rows of the domain's test part per client. Where a partition holds samples back for testing,
-    the numbers go on through the train part: row len(y_test) + r is train row r. So who forgets it gets an IndexError,
-    never another sample."""
+    """One int64 array of rows of the domain's test part per client. If a partition holds samples back for testing,
+    the numbers continue into the train part: row len(y_test) + r is train row r. Code that forgets this gets an
+    IndexError, never a wrong sample."""
     notes: tuple[str, ...] = ()
-    """Warnings worth showing to the user."""
+    """Warnings for the user."""
     fingerprint: str = ""
-    """Of the data the split was made for; empty: not known, and then not checked."""
+    """Fingerprint of the data the split was made for; empty: unknown, so not checked."""
     validation: tuple[np.ndarray, ...] = ()
     """One int64 array of rows of the domain's train part per client, held back to choose a round by; or nothing."""
 
     def __post_init__(self) -> None:
         if not len(self.domain) == len(self.train) == len(self.test) or len(self.validation) not in (0, self.clients):
             raise ValueError("a split has one domain, one train part and one test part per client")
-        # Frozen, so past __setattr__: whatever integers came in, int64 is kept.
+        # Frozen, so bypass __setattr__: store int64 whatever integers were given.
         object.__setattr__(self, "domain", np.asarray(self.domain, dtype=np.int64))
         object.__setattr__(self, "train", tuple(np.asarray(rows, dtype=np.int64) for rows in self.train))
         object.__setattr__(self, "test", tuple(np.asarray(rows, dtype=np.int64) for rows in self.test))
         object.__setattr__(self, "validation", tuple(np.asarray(rows, dtype=np.int64) for rows in self.validation))
+
+    def __repr__(self) -> str:
+        sizes = [sum(map(len, part)) for part in (self.train, self.test)]
+        return f"<Split: {self.clients} clients, {sizes[0]} training and {sizes[1]} test samples>"
 
     @property
     def clients(self) -> int:
@@ -99,7 +106,7 @@ class Split:
 
     @property
     def hash(self) -> str:
-        """The sha256 of who has what; the notes and the fingerprint do not count."""
+        """The sha256 of the assignment; notes and fingerprint are left out."""
         return digest((self.domain, *self.train, *self.test, *self.validation))
 
     def counts(self, domains: Sequence[Domain]) -> np.ndarray:
@@ -112,8 +119,8 @@ class Split:
         return np.stack(rows).astype(np.int64)
 
     def hold_back(self, share: float, domains: Sequence[Domain], seed: int) -> "Split":
-        """A share of every client's training samples becomes its validation part, at least one where it has two of a
-        class; every class keeps one. What was held back before is in the draw again; a share of 0 undoes it."""
+        """Turn a share of every client's training samples into its validation part, at least one if it has two of a
+        class; every class keeps one. Samples held back before are drawn again; a share of 0 undoes it."""
         trains = self.train
         if self.validation:
             trains = tuple(np.concatenate(parts) for parts in zip(self.train, self.validation, strict=True))
@@ -138,7 +145,7 @@ class Split:
         )
 
     def save(self, path: str | Path, domains: Sequence[Domain] | None = None) -> None:
-        """One .npz without pickles, whole or not at all; with `domains` also their fingerprint and the counts."""
+        """One .npz without pickles, whole or not at all; with `domains`, also their fingerprint and the counts."""
         train, train_offsets = _flat(self.train)
         test, test_offsets = _flat(self.test)
         held, held_offsets = _flat(self.validation)
@@ -154,7 +161,7 @@ class Split:
             test_offsets=test_offsets,
             **validation,
             notes=np.array(self.notes, dtype=np.str_),
-            fingerprint=np.array(fingerprint(domains) if domains is not None else self.fingerprint),
+            fingerprint=np.array(data_fingerprint(domains) if domains is not None else self.fingerprint),
             hash=np.array(self.hash),
             **known,
         )
@@ -162,9 +169,10 @@ class Split:
 
     @staticmethod
     def load(path: str | Path) -> "Split":
-        """Read what `save` wrote; a file that is missing, damaged or changed is a UserError."""
+        """Read what `save` wrote; a missing, damaged or changed file is a UserError."""
         if not Path(path).is_file():
             raise UserError(f"There is no split at {path}. Give the partition.npz of a run, or make a new split.")
+        check_unpacked(Path(path))
         try:
             with np.load(path, allow_pickle=False) as stored:
                 split = Split(
@@ -178,7 +186,7 @@ class Split:
                     else (),
                 )
                 expected = str(stored["hash"])
-        except Exception as error:  # zip, zlib and numpy each raise their own on a damaged file; the remedy is one
+        except Exception as error:  # zip, zlib and numpy each raise different errors on a damaged file
             raise UserError(
                 f"The split at {path} cannot be read ({type(error).__name__}). "
                 "Copy it again from its run, or make a new one."
@@ -191,13 +199,13 @@ class Split:
         return split
 
     def check(self, domains: Sequence[Domain], clients: int) -> None:
-        """A UserError unless this split was made for this data and this number of clients."""
+        """Raise a UserError unless this split was made for this data and this number of clients."""
         if self.clients != clients:
             raise UserError(
                 f"The split has {self.clients} clients, but clients = {clients}. Set clients = {self.clients}, "
                 "or make a new split."
             )
-        here = fingerprint(domains)
+        here = data_fingerprint(domains)
         if self.fingerprint and self.fingerprint != here:
             raise UserError(
                 f"The split was made for other data: fingerprint {self.fingerprint[:12]}, but the data here has "

@@ -1,4 +1,4 @@
-"""What the engines that stand on the reference engine have in common."""
+"""What engines built on the reference engine have in common."""
 
 from collections.abc import MutableMapping, Sequence
 
@@ -9,8 +9,9 @@ from protofed.method import Client, Method, Spec
 
 
 class OnReference:
-    """An engine whose data, models and client states are those of a reference engine."""
+    """An engine that takes its data, models and client states from a reference engine."""
 
+    in_turn = False
     reference: ReferenceEngine
 
     @property
@@ -20,6 +21,9 @@ class OnReference:
     @clients.setter
     def clients(self, clients: MutableMapping[int, Client]) -> None:
         self.reference.clients = clients
+
+    def ended(self) -> None:
+        self.reference.ended()
 
     def specs(self) -> list[Spec]:
         return self.reference.specs()

@@ -6,29 +6,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from protofed import local
-from protofed.data.federation import Federation, Samples
+from protofed.data.batches import Federation, Samples
 from protofed.engines import Trained, nobody
-from protofed.engines.clock import Clock
-from protofed.engines.needs import Needs
-from protofed.engines.stacks import stack
-from protofed.engines.wire import Size, measure
+from protofed.engines.resources import Clock, Needs
+from protofed.engines.wire import Size, encoded_size
 from protofed.errors import UserError
 from protofed.method import Client, Mean, Method, Spec, Tree
 from protofed.metrics import Tally, add, tally
-from protofed.models.functional import FunctionalModel, fresh, state
+from protofed.models.functional import FunctionalModel, fresh, state, unfit
 from protofed.models.layers import matrix_convs, plain_means, plain_pools
 from protofed.ops import random
 from protofed.ops.optim import Optimizer
-from protofed.ops.trees import all_finite, alone, deal, merge
+from protofed.ops.trees import all_finite, alone, deal, merge, stack
 
 Build = Callable[[tuple[int, ...], int], nn.Module]  # input shape, classes -> a module with .body, .head and .dim
+StandIn = Callable[["ReferenceEngine", Method, int, Tree, int], local.Update]
 
 
 class ReferenceEngine:
     """Clients in turn, their states in a dict or in a store on disk."""
+
+    in_turn = True
+    stand_in: StandIn | None = None
+    """What does a client's whole round in place of `update`, if anything does."""
 
     def __init__(
         self,
@@ -40,9 +43,14 @@ class ReferenceEngine:
         local_epochs: int,
         init: str,
         precision: str = "fp32",
+        by_client: bool = False,
+        paces: Callable[[int, Sequence[int]], list[float]] | None = None,
     ) -> None:
+        """`by_client`: keep a round's uploads as one row per client. `paces`: what share of its steps each of some
+        clients takes in a round, if not all do all."""
+        self._paces = paces
         self.federation, self.optimizer, self.precision = federation, optimizer, precision
-        self.seed, self.local_epochs, self.init = seed, local_epochs, init
+        self.seed, self.local_epochs, self.init, self.by_client = seed, local_epochs, init, by_client
         self.clients: MutableMapping[int, Client] = {}
         self.notes: list[str] = []
         self.clock = Clock(federation.device)
@@ -50,12 +58,13 @@ class ReferenceEngine:
         self._models: dict[str, FunctionalModel] = {}
         self._modules: dict[str, nn.Module] = {}
         self._common: dict[str, Spec] = {}
-        self.architectures = [self._architecture(client) for client in range(federation.clients)]
+        self.architectures: Sequence[str] = federation.of_each(self._architecture)
         self.needs = Needs(federation, self.architectures, self._models, self._modules, self._common)
+        self._refuse_unfit_samples()
         self._refuse_lonely_samples()
 
     def _architecture(self, client: int) -> str:
-        """The model's name, with the input's shape where the clients' inputs differ."""
+        """The model's name, with the input's shape if the clients' inputs differ."""
         name, build = self._builders[client]
         shape = self.federation.shape(client)
         if len(set(self.federation.shapes)) > 1:
@@ -76,17 +85,33 @@ class ReferenceEngine:
             reason = str(error).splitlines()[0]
             raise UserError(f"model.name = {name!r} cannot be built ({reason}). Use a smaller model.") from None
         params, buffers = self._here(state(module))
-        classes, clients, largest = self.federation.classes, self.federation.clients, int(self.federation.counts.max())
-        return Spec(name, classes, module.dim, params, buffers, seed, clients, largest), module
+        data = self.federation
+        return Spec(name, data.classes, module.dim, params, buffers, seed, data.clients, data.most_of_a_class), module
 
     def spec_of(self, build: Build, shape: tuple[int, ...], name: str) -> Spec:
-        """The common start of a model that none of these clients need have."""
+        """The common initial state of a model, which none of these clients has to use."""
         return self._build(name, build, shape, random.seed(self.seed, "init", "common"))[0]
 
+    def _refuse_unfit_samples(self) -> None:
+        """Refuse what a client's model does not take: missing values, tokens that it does not know."""
+        for name, module in self._modules.items():
+            members = self.members(name)
+            parts = {self.federation.domain(i) for i in members}
+            if not any(
+                unfit(module, part(d).x)
+                for d in parts
+                for part in (self.federation.train_part, self.federation.test_part)
+            ):
+                continue
+            for client in members:
+                for part in (self.federation.train(client), self.federation.test(client)):
+                    if why := unfit(module, part.x):
+                        raise UserError(f"{self.federation.names[client]}: {why} ({name}).")
+
     def _refuse_lonely_samples(self) -> None:
-        """BatchNorm cannot train on a batch of one sample whose map is one pixel."""
+        """Refuse what BatchNorm cannot train on: a batch of one sample whose map is one pixel."""
         for name, model in self._models.items():
-            members = [i for i, architecture in enumerate(self.architectures) if architecture == name]
+            members = self.members(name)
             if model.trains_on_one(self.federation.train(members[0]).x[:1]):
                 continue
             for client in members:
@@ -94,9 +119,13 @@ class ReferenceEngine:
                     remedy = "Use drop_last = true (settings={'drop_last': True}), or another batch_size."
                     remedy = "Leave it out." if self.federation.used(client) == 1 else remedy
                     raise UserError(
-                        f"batch_size = {self.federation.batch_size} leaves client {client} a batch of one sample, on "
-                        f"which {name} (BatchNorm) cannot train. {remedy}"
+                        f"batch_size = {self.federation.batch_size} leaves {self.federation.names[client]} a batch of "
+                        f"one sample, on which {name} (BatchNorm) cannot train. {remedy}"
                     )
+
+    def members(self, architecture: str) -> list[int]:
+        """The clients with this model, among those that are looked at before a run."""
+        return [i for i in self.federation.examples if self.architectures[i] == architecture]
 
     def specs(self) -> list[Spec]:
         return list(self._common.values())
@@ -106,11 +135,11 @@ class ReferenceEngine:
         return self._models[self.architectures[number]]
 
     def module(self, number: int) -> nn.Module:
-        """A client's network as it was built."""
+        """A client's network as built."""
         return self._modules[self.architectures[number]]
 
     def stacked_model(self, number: int, compiled: bool) -> FunctionalModel:
-        """A client's network once more, of layers that are fast for stacked clients, whose batches may be padded."""
+        """A client's network built from layers that are fast for stacked clients, whose batches may be padded."""
 
         def change(module: nn.Module) -> None:
             plain_means(module)
@@ -122,12 +151,12 @@ class ReferenceEngine:
         return FunctionalModel(self.module(number), padded=not self.federation.even, change=change)
 
     def rounding(self) -> torch.autocast:
-        """Within it training computes in the chosen precision; parameters and what is summed stay in fp32."""
+        """A context in which training computes in the chosen precision; parameters and sums stay in fp32."""
         kind, asked = self.federation.device.type, self.precision == "bf16"
         return torch.autocast(kind, torch.bfloat16, enabled=asked, cache_enabled=False)
 
     def client(self, method: Method, number: int) -> Client:
-        """A client's state: what it kept, or what it starts from."""
+        """A client's state: the kept one, or its initial one."""
         if number in self.clients:
             return self.clients[number]
         name = self.architectures[number]
@@ -136,23 +165,36 @@ class ReferenceEngine:
         else:
             seed = random.seed(self.seed, "init", number)
             spec, _ = self._build(name, self._builders[number][1], self.federation.shape(number), seed)
-        return self._here(method.init_client(spec))
+        made: Client = self._here(method.init_client(spec))
+        return made
 
     def _here(self, tree: Tree) -> Tree:
         """The same on this engine's device."""
+        if all(tensor.device == self.federation.device for tensor in tree_leaves(tree)):
+            return tree
         return tree_map(lambda tensor: tensor.to(self.federation.device), tree)
 
     def _ids(self, cohort: Sequence[int]) -> Tensor:
         return torch.tensor(list(cohort), device=self.federation.device)
 
+    def rate(self, round: int, cohort: Sequence[int]) -> float | Tensor:
+        """The step size of these clients in a round: one for all, or one each (K,)."""
+        return self.optimizer.rate(round)
+
+    def paces(self, round: int, cohort: Sequence[int]) -> list[float]:
+        """The share of its steps that each of these clients takes in a round."""
+        return [1.0] * len(cohort) if self._paces is None else self._paces(round, cohort)
+
     def counts(self, cohort: Sequence[int]) -> Tensor:
-        return self.federation.counts[list(cohort)].cpu()
+        return self.federation.class_counts(cohort).cpu()
 
     def samples(self, cohort: Sequence[int]) -> list[int]:
         return [int(n) for n in self.counts(cohort).sum(1)]
 
     def update(self, method: Method, number: int, mine: Tree, round: int) -> local.Update:
-        """One client's whole round, from what the server dealt to it."""
+        """One client's whole round, from what the server sent it."""
+        if self.stand_in is not None:
+            return self.stand_in(self, method, number, mine, round)
         return local.local_update(
             method,
             self._models[self.architectures[number]],
@@ -165,15 +207,19 @@ class ReferenceEngine:
             self.local_epochs,
             self.rounding,
             self.clock.part,
+            pace=self.paces(round, [number])[0],
+            each=self.federation.steps(number),
         )
 
     def train(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
-        if not any(self.federation.used(number) for number in cohort):
+        self.federation.turn(round)
+        self.federation.hold(cohort)
+        if self.stand_in is None and not any(self.federation.used(number) for number in cohort):
             return nobody(cohort)
         return self.share(method, server, cohort, round)
 
     def share(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
-        """Local training of these clients, of whom some, or others of their round, have data."""
+        """Train these clients. At least one client of the round, here or elsewhere, has data."""
         down = method.broadcast(server, self._ids(cohort))
         updates: list[local.Update] = []
         sent = received = Size(0, 0)
@@ -181,10 +227,11 @@ class ReferenceEngine:
             mine = deal(down, row)
             update = self.update(method, number, mine, round)
             updates.append(update)
-            sent = sent + measure(update.up)
-            received = received + measure(mine)
+            sent = sent + encoded_size(update.up)
+            received = received + encoded_size(mine)
+        ups = [update.up for update in updates]
         return Trained(
-            up=reduce(merge, (alone(update.up) for update in updates)),
+            up=stack(ups) if self.by_client else reduce(merge, map(alone, ups)),
             clients={number: update.client for number, update in zip(cohort, updates, strict=True)},
             loss=stack([update.loss for update in updates]),
             finite=torch.stack([all_finite((update.loss, update.client.params, update.up)) for update in updates]),
@@ -193,18 +240,20 @@ class ReferenceEngine:
         )
 
     def finish(self, method: Method, server: Tree, cohort: Sequence[int], round: int) -> Trained:
+        self.federation.turn(round)
+        self.federation.hold(cohort)
         down = method.broadcast(server, self._ids(cohort))
         finished, losses, received = {}, [], Size(0, 0)
         for row, number in enumerate(cohort):
             mine = deal(down, row)
-            received = received + measure(mine)
+            received = received + encoded_size(mine)
             finished[number], loss = self.last(method, number, mine, round)
             losses.append(loss)
         finite = torch.stack([all_finite((loss, finished[n].params)) for n, loss in zip(cohort, losses, strict=True)])
         return Trained({}, finished, stack(losses), finite, Size(0, 0), received)
 
     def last(self, method: Method, number: int, mine: Tree, round: int) -> tuple[Client, Mean]:
-        """One client's last phases, from what the server dealt to it."""
+        """One client's last phases, from what the server sent it."""
         model, data = self._models[self.architectures[number]], self.federation.local(number, round)
         client, loss, _ = local.train(
             method,
@@ -221,6 +270,9 @@ class ReferenceEngine:
         )
         return client, loss
 
+    def ended(self) -> None:
+        pass
+
     def labels(self, number: int, part: str) -> Tensor:
         samples, rows = self._part(number, part)
         return samples.y[rows]
@@ -229,7 +281,7 @@ class ReferenceEngine:
     def embed(self, method: Method, number: int, part: str, rows: Tensor) -> Tensor:
         model, client = self.model(number), self.client(method, number)
         samples, mine = self._part(number, part)
-        chunks = mine[rows.to(mine.device)].split(self.needs.together(number))
+        chunks = torch.split(mine[rows.to(mine.device)], self.needs.together(number))
         return torch.cat([method.embed(model, client, samples.x[some]) for some in chunks])
 
     def _part(self, number: int, part: str) -> tuple[Samples, Tensor]:
@@ -242,6 +294,7 @@ class ReferenceEngine:
     def evaluate(
         self, method: Method, server: Tree, cohort: Sequence[int], on: str, who: str, confusion: str = ""
     ) -> list[Tally]:
+        self.federation.hold(cohort)
         down = method.broadcast(server, self._ids(cohort))
         tallies = []
         for row, number in enumerate(cohort):
@@ -252,11 +305,11 @@ class ReferenceEngine:
         return tallies
 
     def tested(self, method: Method, number: int, client: Client, mine: Tree, on: str, confusion: str = "") -> Tally:
-        """Counts of one client, or of the global model in its place, with what the server dealt to it."""
+        """Counts of one client, or of the global model in its place, with what the server sent it."""
         samples = self.federation.test(number, on)
         if on == "global":
             samples = self.federation.global_test(self.federation.domain(number))
-        own = self.federation.counts[number] > 0
+        own = self.federation.class_counts(number) > 0
         return self._count(method, number, client, samples, mine, own, confusion)
 
     def global_tally(self, method: Method, server: Tree, confusion: str = "") -> Tally | None:
@@ -280,6 +333,6 @@ class ReferenceEngine:
         model, together = self.model(number), self.needs.together(number)
         parts = [
             tally(method.predict(model, client, x, down), y, own, confusion=confusion)
-            for x, y in zip(samples.x.split(together), samples.y.split(together), strict=True)
+            for x, y in zip(torch.split(samples.x, together), torch.split(samples.y, together), strict=True)
         ]
         return reduce(add, parts)

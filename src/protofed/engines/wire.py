@@ -1,7 +1,7 @@
 """Trees of tensors as bytes: one safetensors file with names, types and shapes, and nothing pickled.
 
-The same form is a message, and a file of a checkpoint. Rows of weight 0 in a Mean (classes a client does not hold) are
-not sent; a checkpoint keeps them, so that it gives back the same bits.
+Messages and checkpoint files have the same format. Rows of weight 0 in a Mean (classes a client does not hold) are
+not sent; a checkpoint keeps them, so it restores the same bits.
 """
 
 import json
@@ -19,19 +19,19 @@ from torch.utils._pytree import tree_flatten, tree_map
 from protofed.method import Client, Each, Mean, Tree
 from protofed.ops.trees import map_nodes
 
-KEPT = 4096  # forms of messages whose size is remembered
-KINDS = {"params": "weights", "buffers": "buffers"}  # words in a tensor's path, and what a person calls it
-PROTOTYPES = ("", "prototypes", "pool", "means")  # where methods keep them: first words of a path
+KEPT = 4096  # forms of messages whose size is cached
+KINDS = {"params": "weights", "buffers": "buffers"}  # words in a tensor's path, and their names for people
+PROTOTYPES = ("", "prototypes", "pool", "means")  # the first words of the paths where methods keep them
 BESIDE = "counts and header"  # weights of Means, row numbers, single numbers, names and shapes
 _costs: dict[Any, "Size"] = {}
 
 
 class Size(NamedTuple):
-    """What a message costs."""
+    """The size of a message."""
 
     bytes: int  # as serialised
     params: int  # numbers of models and prototypes, as the papers count: no counts, indices or buffers
-    kinds: dict[str, int] = {}  # the bytes by what they are: prototypes, weights, ... (never mutated)
+    kinds: dict[str, int] = {}  # bytes by content: prototypes, weights, ... (never mutated)
 
     def __add__(self, other: "Size") -> "Size":  # type: ignore[override]
         kinds = {kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0) for kind in self.kinds | other.kinds}
@@ -56,24 +56,59 @@ def encode(tree: Tree, whole: bool = False) -> bytes:
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()
         storage = flat.untyped_storage().data_ptr()
-        own[name] = flat.clone() if storage in storages else flat  # safetensors wants no two to share memory
+        own[name] = flat.clone() if storage in storages else flat  # safetensors refuses tensors that share memory
         storages.add(storage)
     return save(own, metadata={"tree": json.dumps(shape, separators=(",", ":"))})
 
 
 def decode(message: bytes) -> Tree:
-    """The tree that was encoded; ValueError where the bytes are no such thing."""
+    """The tree that was encoded; ValueError if the bytes are not one encoded tree and nothing else."""
     try:
-        length = int.from_bytes(message[:8], "little")
-        header = json.loads(message[8 : 8 + length])
-        shape = json.loads(header["__metadata__"]["tree"])
-        return _unflatten(shape, "", load(message))
+        shape, tensors = described(message), load(message)
+        tree = _unflatten(shape, "", tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"not a tree of tensors: {error}") from error
+    if tensors:
+        raise ValueError(f"not a tree of tensors: {next(iter(tensors))[:80]!r} is not part of it")
+    return tree
 
 
-def measure(tree: Tree) -> Size:
-    """What encoding this would cost; the bytes are counted on zeros of the same shapes, once for each form."""
+def header(message: bytes) -> dict[str, Any]:
+    """A message's header: the name, type and shape of each tensor, and `__metadata__`; nothing else is read."""
+    found: dict[str, Any] = strict_json(message[8 : 8 + header_bytes(message)])
+    return found
+
+
+def header_bytes(message: bytes) -> int:
+    """The header's length, as the message states it."""
+    return int.from_bytes(message[:8], "little")
+
+
+def described(message: bytes) -> Any:
+    """A message's own description of its tree, as JSON."""
+    about = header(message)["__metadata__"]
+    if list(about) != ["tree"]:
+        raise ValueError("it says more than its tree")
+    return strict_json(about["tree"])
+
+
+def strict_json(text: str | bytes) -> Any:
+    """JSON without duplicate keys: readers differ in which value they use."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_pair_twice)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def encoded_size(tree: Tree) -> Size:
+    """The size of this tree if encoded; the bytes are counted on zeros of the same shapes, once per form."""
     tensors: dict[str, Tensor] = {}
     shape = _flatten(tree, "", tensors)
     if not tensors:
@@ -83,13 +118,13 @@ def measure(tree: Tree) -> Size:
 
 
 def measure_up(up: Tree, many: int) -> Size:
-    """What encoding the uploads of M clients would cost, all of whose tensors are stacked."""
+    """The size of M clients' uploads if encoded, given with all tensors stacked."""
     here = map_nodes(_weights_here, up)
     return _sum_rows(lambda row: map_nodes(lambda node: _light(node, row), here), _kinds(here, many))
 
 
 def measure_down(down: Tree, many: int) -> Size:
-    """What encoding a broadcast to M clients would cost, of which each gets its row of every Each and all the rest."""
+    """The size of a broadcast to M clients if encoded: each gets its row of every Each and everything else."""
     here = map_nodes(_weights_here, down)
 
     def mine(row: int) -> Tree:
@@ -97,13 +132,16 @@ def measure_down(down: Tree, many: int) -> Size:
 
     dealt: list[Any] = []
     map_nodes(lambda node: dealt.append(node.rows) if isinstance(node, Each) else None, here)
-    if dealt:
-        return _sum_rows(mine, _kinds(dealt, many))
-    return measure(mine(0)).times(many)
+    if not dealt:
+        return encoded_size(mine(0)).times(many)
+    for_all: list[bytes] = []
+    map_nodes(lambda n: for_all.append((n.weight > 0).numpy().tobytes()) if isinstance(n, Mean) else None, here)
+    kinds = {b"/".join([*for_all, kind]): rows for kind, rows in _kinds(dealt, many).items()}
+    return _sum_rows(mine, kinds)
 
 
 def _kinds(tree: Tree, many: int) -> dict[bytes, list[int]]:
-    """Rows of a tree that cost the same: those in which the same weights are 0."""
+    """Rows of a tree that have the same size: those in which the same weights are 0."""
     present: list[np.ndarray] = []
 
     def look(node: Any) -> None:
@@ -120,12 +158,12 @@ def _kinds(tree: Tree, many: int) -> dict[bytes, list[int]]:
 
 
 def _sum_rows(of: Callable[[int], Tree], kinds: dict[bytes, list[int]]) -> Size:
-    """What all rows cost, of which one of each kind is measured."""
+    """The size of all rows, of which one of each kind is measured."""
     form = signature(of(0)) if kinds else ""
     each = []
     for kind, rows in kinds.items():
         if (form, kind) not in _costs:
-            _costs[form, kind] = measure(of(rows[0]))
+            _costs[form, kind] = encoded_size(of(rows[0]))
         each.append(_costs[form, kind].times(len(rows)))
     while len(_costs) > KEPT:
         del _costs[next(iter(_costs))]
@@ -133,14 +171,14 @@ def _sum_rows(of: Callable[[int], Tree], kinds: dict[bytes, list[int]]) -> Size:
 
 
 def _weights_here(node: Any) -> Any:
-    """The same with its weights on the host, in one transfer each."""
+    """The same tree with its weights on the host, in one transfer each."""
     if isinstance(node, Each):
         return Each(_weights_here(node.rows))
     return Mean(node.total, node.weight.cpu()) if isinstance(node, Mean) else node
 
 
 def _light(node: Any, row: int | None) -> Any:
-    """A row of it (or all) in shapes without memory: of its numbers only the weights are looked at."""
+    """One row (or all) as shapes without memory: only the weights keep their numbers."""
     if isinstance(node, Each):
         return Each(_light(node.rows, row))
     if isinstance(node, Mean):
@@ -166,7 +204,7 @@ def _measure(shape: str, form: tuple[tuple[str, tuple[int, ...], torch.dtype], .
 
 
 def _kind(name: str, tensor: Tensor) -> str:
-    """What a person calls a tensor of a message: by its path, the method's own word where there is no better one."""
+    """A tensor's name for people, from its path; the method's own word if there is no better one."""
     words = name.split("/")
     found = next((kind for word, kind in KINDS.items() if word in words), None)
     if "#" in name or (found is None and (tensor.ndim == 0 or not tensor.is_floating_point())):
@@ -176,7 +214,7 @@ def _kind(name: str, tensor: Tensor) -> str:
 
 
 def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor], whole: bool = False) -> Any:
-    """Collect the tensors by name; what remains is the tree's shape, as JSON."""
+    """Collect the tensors by name; returns the tree's shape, as JSON."""
     if isinstance(tree, Tensor):
         tensors[path] = tree
         return None
@@ -197,42 +235,51 @@ def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor], whole: bool = Fa
 
 
 def _escape(key: str) -> str:
-    """So that no two places in a tree have one name."""
+    """Escape a key, so that no two places in a tree share a name."""
     return key.replace("~", "~0").replace("/", "~1").replace("#", "~2")
 
 
 def _flatten_mean(mean: Mean, path: str, tensors: dict[str, Tensor], whole: bool) -> Any:
-    """A Mean with a weight per row keeps the rows that have any, and their numbers."""
+    """A Mean with a weight per row keeps only rows of positive weight, and their indices."""
     present = mean.weight > 0
     if whole or mean.weight.ndim == 0 or bool(present.all()):
         tensors[f"{path}#n"] = mean.weight
         return {"total": _flatten(mean.total, path, tensors, whole)}
-    count = mean.weight.numel()
-    smallest = torch.uint8 if count <= 256 else torch.int16 if count <= 32768 else torch.int32
-    tensors[f"{path}#i"] = present.flatten().nonzero().flatten().to(smallest)
+    tensors[f"{path}#i"] = present.flatten().nonzero().flatten().to(_index_type(mean.weight.numel()))
     tensors[f"{path}#n"] = mean.weight[present]
     total = tree_map(lambda leaf: leaf[present], mean.total)
     return {"rows": list(mean.weight.shape), "total": _flatten(total, path, tensors)}
 
 
+def _index_type(rows: int) -> torch.dtype:
+    """The smallest integer type that can index this many rows."""
+    return torch.uint8 if rows <= 256 else torch.int16 if rows <= 32768 else torch.int32
+
+
 def _unflatten(shape: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
+    """The tree of this shape; its tensors are removed from the dict, so leftovers can be detected."""
     if shape is None:
-        return tensors[path]
+        return tensors.pop(path)
     ((kind, inner),) = shape.items()
     if kind == "mean" and "rows" in inner:
-        rows, weight = _unflatten(inner["total"], path, tensors), tensors[f"{path}#n"]
-        index, whole_shape = tensors[f"{path}#i"].long(), torch.Size(inner["rows"])
+        rows, weight = _unflatten(inner["total"], path, tensors), tensors.pop(f"{path}#n")
+        index, whole_shape = tensors.pop(f"{path}#i"), torch.Size(inner["rows"])
+        if index.ndim != 1 or index.dtype != _index_type(whole_shape.numel()):
+            raise ValueError("row numbers are of another type")
+        index = index.long()
         if len(index) and (index[0] < 0 or bool((index.diff() <= 0).any())):
             raise ValueError("row numbers must rise")
 
         def put(rows: Tensor) -> Tensor:
+            if rows.ndim == 0 or len(rows) != len(index):  # otherwise torch would broadcast them
+                raise ValueError("there are not as many rows as row numbers")
             whole = torch.zeros(whole_shape.numel(), *rows.shape[1:], dtype=rows.dtype)
             whole[index] = rows
             return whole.reshape(*whole_shape, *rows.shape[1:])
 
         return Mean(tree_map(put, rows), put(weight))
     if kind == "mean":
-        return Mean(_unflatten(inner["total"], path, tensors), tensors[f"{path}#n"])
+        return Mean(_unflatten(inner["total"], path, tensors), tensors.pop(f"{path}#n"))
     if kind == "each":
         return Each(_unflatten(inner, path, tensors))
     if kind == "client":
@@ -240,6 +287,6 @@ def _unflatten(shape: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
     if kind == "dict":
         return {key: _unflatten(part, f"{path}/{_escape(key)}", tensors) for key, part in inner.items()}
     if kind not in ("list", "tuple"):
-        raise ValueError(f"{kind!r} is no part of a tree")
+        raise ValueError(f"{kind!r} is not part of a tree")
     parts = [_unflatten(part, f"{path}/{i}", tensors) for i, part in enumerate(inner)]
     return parts if kind == "list" else tuple(parts)

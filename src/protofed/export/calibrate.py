@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed.data.federation import Samples
+from protofed.data.batches import Samples
 from protofed.export.graph import Network, Subject, raw
 
 CHUNK = 256
@@ -60,7 +60,7 @@ def _nearest(apart: Tensor, candidates: Tensor) -> Tensor:
 def _answers(subject: Subject, network: Network, samples: Samples) -> tuple[Tensor, Tensor | None]:
     parts = []
     with torch.no_grad():
-        for x in samples.x.split(CHUNK):
+        for x in torch.split(samples.x, CHUNK):
             parts.append(network(raw(x, subject.inputs)))
     columns = [torch.cat(column) for column in zip(*parts, strict=True)]
     return columns[1], columns[2] if len(columns) > 2 else None

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from protofed.data.federation import Samples
-from protofed.data.scaling import described
+from protofed.data.batches import Samples
+from protofed.data.scaling import described_scaler
 from protofed.method import Client, Mean, Method, Params, Tree
 from protofed.models.functional import FunctionalModel
 from protofed.ops.prototypes import distances
@@ -34,6 +34,10 @@ class Subject(NamedTuple):
     judge: Client | None = None  # who was trained without the samples to fit to, where that is another client
     encoder: nn.Module | None = None  # a frozen one in front of the model
     state: Params | None = None  # the tensors by the names of the user's own module, where it is one
+
+    def __repr__(self) -> str:
+        """Without samples or weights: it may end up in a log."""
+        return f"<Subject: {self.about.get('architecture')}, client {self.about.get('client')}>"
 
 
 class _Once:
@@ -61,7 +65,7 @@ class Network(nn.Module):
         self.method, self.model = subject.method, subject.model
         self.encoder = () if subject.encoder is None else (subject.encoder,)  # no module of this one: called by tensors
         frozen = {} if subject.encoder is None else dict(chain(*_tensors(subject.encoder)))
-        scale = described(subject.inputs)
+        scale = described_scaler(subject.inputs)
         self.whole, self.unit = scale.whole, scale.unit
         self.register_buffer("mean", torch.from_numpy(scale.mean))
         self.register_buffer("std", torch.from_numpy(scale.std))
@@ -89,7 +93,7 @@ def _tensors(module: nn.Module) -> tuple[Any, Any]:
 
 def raw(samples: Tensor, inputs: dict[str, Any]) -> Tensor:
     """Samples as they were before they were scaled."""
-    scale = described(inputs)
+    scale = described_scaler(inputs)
     if scale.whole:
         return samples
     return (samples * torch.from_numpy(scale.std) + torch.from_numpy(scale.mean)) * scale.unit

@@ -1,31 +1,38 @@
 """Which model is exported: a client's of a run, the global one, or a newcomer's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from protofed import saved as runs
-from protofed.data.federation import Federation, Samples
+from protofed.data.batches import Federation, Samples, joined
 from protofed.data.names import class_names
-from protofed.data.scaling import describe
-from protofed.errors import UserError
+from protofed.data.scaling import describe_inputs
+from protofed.errors import UserError, option
 from protofed.export.graph import Subject
-from protofed.joining import Joining
-from protofed.method import Mean, Method, Tree
+from protofed.joining.join import Joining
+from protofed.joining.newcomer import CHOOSE, fine_tune, pulled, welcome
 from protofed.models.adapted import Adapted
 from protofed.models.own import plain
-from protofed.newcomer import CHOOSE, fine_tune, pulled, welcome
 from protofed.ops.trees import deal
-from protofed.prepare import Prepared, federation_of, held_out, prepare, taking_part
+from protofed.runs import saved as runs
+from protofed.runs.cohort import held_out, taking_part
+from protofed.runs.setup import Prepared, prepare
 
 GLOBAL_CLIENTS = 50  # whose samples a global model's threshold is fitted to, at most
 
 
-def of_run(run: str | Path, who: int | str, data_dir: Path | None = None) -> tuple[Subject, list[str]]:
+def of_run(
+    run: str | Path,
+    who: int | str,
+    data_dir: Path | None = None,
+    *,
+    trust: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Subject, list[str]]:
     """A client by its number, or the "global" model, as of a run's last checkpoint; and what should be told."""
-    found = runs.read(run)
+    found = runs.read_checkpoint(run, trust, tell)
     _check_client(found, who)
     return of_prepared(found, prepare(found.experiment, data_dir), who)
 
@@ -39,10 +46,14 @@ def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[
     method, number = plan.method, 0 if who == "global" else int(who)
     client = method.global_client(server) if who == "global" else engine.client(method, number)
     if client is None:
-        raise UserError(f"--client global: {plan.method_name} has no global model. Give the number of a client.")
+        raise UserError(
+            f"{option('client', 'global')}: {plan.method_name} has no global model. Give the number of a client."
+        )
     if who != "global" and number not in engine.clients:
-        notes.append(f"client {number} never took part: its model is as it began")
-    prototypes = _prototypes(method, server)
+        notes.append(f"client {number} never took part: its model has its initial weights")
+    prototypes = method.prototypes_of(client, server)
+    if prototypes is not None and not bool((prototypes.weight > 0).any()):
+        prototypes = None  # there is none yet
     if prototypes is None:
         notes.append(f"{plan.method_name} has no prototypes: by head only, and nothing is ever unknown")
     whole, encoder, state = prepared.module(number), None, None
@@ -50,8 +61,10 @@ def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[
     if isinstance(whole, Adapted):
         state = prepared.personal(number, client).state_dict()
     if isinstance(whole, Adapted) and whole.frozen:
-        encoder, data = whole.encoder(), federation_of(plan, prepared.domains, prepared.split)
-    members = _members(data, taking_part(plan)) if who == "global" else [number]
+        encoder, data = whole.encoder(), plan.federation(prepared.domains, prepared.split)
+    there = taking_part(plan) if prepared.domains[0].computed is None else data.examples
+    members = _members(data, there) if who == "global" else [number]
+    data.hold(members)
     known, known_from = _known(data, members)
     domain = prepared.domains[data.domain(number)]
     subject = Subject(
@@ -60,12 +73,12 @@ def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[
         client=client,
         down=deal(method.broadcast(server, torch.tensor([number])), 0),
         prototypes=prototypes,
-        inputs=describe(domain, plan.data.normalize),
+        inputs=describe_inputs(domain, plan.normalize),
         class_names=class_names(domain.name, domain.class_names),
-        own=(data.counts[members] > 0).any(0),
+        own=(data.class_counts(members) > 0).any(0),
         known=known,
         known_from=known_from,
-        test=_join([data.test(i) for i in members]),
+        test=joined([data.test(i) for i in members]),
         about=_about(str(found.folder.path), plan.method_name, found.state.round, who, engine.architectures[number]),
         encoder=encoder,
         state=state,
@@ -75,7 +88,7 @@ def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[
 
 def of_newcomer(run: str | Path, done: Joining) -> Subject:
     """The model of one who joined; how far is too far is found by one trained without a quarter of the shots."""
-    server, newcomers = runs.read(run).state.server, done.newcomers
+    server, newcomers = done.server, done.newcomers
     engine, held = newcomers.engine(), newcomers.engine(CHOOSE)
     method = pulled(newcomers.experiment.method, done.records[-1]["lam"])
     down, prototypes = welcome(method, server)
@@ -89,7 +102,9 @@ def of_newcomer(run: str | Path, done: Joining) -> Subject:
         client=client,
         down=down,
         prototypes=prototypes,
-        inputs=describe(domain, newcomers.experiment.data.normalize, newcomers.scales[0] if newcomers.scales else None),
+        inputs=describe_inputs(
+            domain, newcomers.experiment.normalize, newcomers.scales[0] if newcomers.scales else None
+        ),
         class_names=class_names(domain.name, domain.class_names),
         own=engine.federation.counts[0] > 0,
         known=known if judge else engine.federation.train(0),
@@ -106,18 +121,14 @@ def _check_client(found: runs.Saved, who: int | str) -> None:
     if who == "global":
         return
     if not isinstance(who, int) or not 0 <= who < plan.clients:
-        raise UserError(f"--client {who}: this run has the clients 0 to {plan.clients - 1}. Give one, or 'global'.")
+        raise UserError(
+            f"{option('client', who)}: this run has the clients 0 to {plan.clients - 1}. Give one, or 'global'."
+        )
     if who in held_out(plan):
         raise UserError(
-            f"--client {who} was held out of training and has no model. Let it join: "
+            f"{option('client', who)} was held out of training and has no model. Let it join: "
             f"protofed join {found.folder.path} --client {who} --out DIR."
         )
-
-
-def _prototypes(method: Method, server: Tree) -> Mean | None:
-    """None as well where there is none yet."""
-    found = method.prototypes(server)
-    return found if found is not None and bool((found.weight > 0).any()) else None
 
 
 def _members(data: Federation, there: Sequence[int]) -> list[int]:
@@ -128,14 +139,10 @@ def _members(data: Federation, there: Sequence[int]) -> list[int]:
 
 def _known(data: Federation, members: Sequence[int]) -> tuple[Samples, str]:
     """Samples to fit to: those that were held back from training, or else the training samples."""
-    held = _join([data.test(number, "validation") for number in members])
+    held = joined([data.test(number, "validation") for number in members])
     if len(held.y):
         return held, "validation"
-    return _join([data.train(number) for number in members]), "training"
-
-
-def _join(parts: Sequence[Samples]) -> Samples:
-    return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    return joined([data.train(number) for number in members]), "training"
 
 
 def _about(run: str, method: str, round: int, who: int | str, architecture: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """A client's model as files that need no protofed: torch.export, ONNX, plain tensors, prototypes and class names."""
 
+import hashlib
 import importlib.util
 import json
 import logging
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -13,9 +15,11 @@ from safetensors.torch import save
 from torch.utils._pytree import tree_map
 
 from protofed.atomic import write_synced
-from protofed.errors import UserError
+from protofed.errors import UserError, asked_in_python, option
 from protofed.export.calibrate import calibrate
+from protofed.export.files import SUMS
 from protofed.export.graph import Network, Subject
+from protofed.export.program import Program, Unknown
 from protofed.method import Params
 from protofed.methods.ditto import OWN
 from protofed.version import VERSION
@@ -46,11 +50,17 @@ def export(subject: Subject, out: Path, *, onnx: bool = True, quantile: float = 
 def check_out(out: Path, onnx: bool) -> None:
     """What can be refused before any work is done."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out} already exists. Name a new folder: nothing is overwritten.")
+        raise UserError(f"{option('out', out)} already exists. Name a new folder: nothing is overwritten.")
+    above = next(path for path in out.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise UserError(f"{option('out', out)} lies under {above}, which is a file. Name another folder.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{option('out', out)}: {above} cannot be written to. Name another folder.")
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if onnx and missing:
+        without = "onnx=False" if asked_in_python() else "--no-onnx"
         raise UserError(
-            f"model.onnx needs {' and '.join(missing)}: pip install 'protofed[export]', or leave it out by --no-onnx."
+            f"model.onnx needs {' and '.join(missing)}: pip install 'protofed[export]', or leave it out with {without}."
         )
 
 
@@ -67,7 +77,7 @@ def _write(subject: Subject, network: Network, folder: Path, onnx: bool, quantil
             f"{subject.about['architecture']} cannot be traced by torch.export ({reason}). "
             "Avoid Python branches on values in its forward()."
         ) from None
-    torch.export.save(program, folder / "model.pt2")
+    _write_program(program, folder / "model.pt2")
     if onnx:
         _write_onnx(program, outputs, folder / "model.onnx")
     own, beside = _tensors(subject)
@@ -77,10 +87,11 @@ def _write(subject: Subject, network: Network, folder: Path, onnx: bool, quantil
     if subject.prototypes is not None:
         rows = {"prototypes": subject.prototypes.value.contiguous(), "held": subject.prototypes.weight.contiguous()}
         write_synced(folder / "prototypes.safetensors", save(rows))
+    scaling = "none: whole numbers" if subject.inputs["whole"] else "inside the graph: (x / unit - mean) / std"
     about = {
         "protofed": VERSION,
         **subject.about,
-        "input": {**subject.inputs, "takes": str(kind).removeprefix("torch."), "scaling": _scaling(subject.inputs)},
+        "input": {**subject.inputs, "takes": str(kind).removeprefix("torch."), "scaling": scaling},
         "outputs": outputs,
         "class_names": list(subject.class_names),
         "own_classes": subject.own.nonzero()[:, 0].tolist(),
@@ -91,7 +102,27 @@ def _write(subject: Subject, network: Network, folder: Path, onnx: bool, quantil
     }
     write_synced(folder / "about.json", (json.dumps(about, indent=2, allow_nan=False) + "\n").encode())
     write_synced(folder / "README.txt", HOW.read_bytes())
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(folder.iterdir())]
+    write_synced(folder / SUMS, "".join(sums).encode())
     return about
+
+
+def _write_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """As `predict` can read it: by tensor operations that it knows, where there is a way to say it in those."""
+    _save_program(program, path)
+    try:
+        Program(path)
+    except Unknown:
+        _save_program(program.run_decompositions(), path)
+
+
+def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Without the example, which torch would pickle."""
+    example, program._example_inputs = program._example_inputs, None
+    try:
+        torch.export.save(program, path)
+    finally:
+        program._example_inputs = example
 
 
 def _write_onnx(program: torch.export.ExportedProgram, outputs: list[str], path: Path) -> None:
@@ -124,7 +155,3 @@ def _tensors(subject: Subject) -> tuple[Params, Params]:
     taken = {prefix + name for name in own}
     rest = {name: value.contiguous() for name, value in everything.items() if name not in taken}
     return ({k: v.clone() for k, v in subject.state.items()} if subject.state else own), rest
-
-
-def _scaling(inputs: dict[str, Any]) -> str:
-    return "none: whole numbers" if inputs["whole"] else "inside the graph: (x / unit - mean) / std"

@@ -1,4 +1,4 @@
-"""CReFF: FedAvg whose head the server trains anew, on synthetic features that give the gradients of the real ones.
+"""CReFF: FedAvg whose head the server retrains, on synthetic features that match the gradients of the real ones.
 
 Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with Federated Features
     Shang et al., IJCAI 2022. https://arxiv.org/abs/2204.13399
@@ -16,7 +16,7 @@ from protofed.method import Batch, Client, LocalData, Method, Model, Spec, Tree
 from protofed.ops import random
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
-from protofed.ops.matching import class_gradients, drawn, linear, linear_heads, match, part, retrain
+from protofed.ops.matching import class_gradients, drawn, last_part, linear, linear_heads, match, retrain
 from protofed.ops.prototypes import per_client
 from protofed.ops.sharing import Weighting, send, shared, take
 from protofed.ops.trees import total, under
@@ -92,7 +92,7 @@ class CReFF(Method):
         client, head = take(client, down["model"]), linear(down["head"])
         batches = drawn(data.batches, self.real, self.draws, data.key) if self.real else data.batches
         gradients = total(class_gradients(head, model.embed(client, b.x), b) for b in batches)
-        return client._replace(memory={"gradients": per_client(gradients)})  # the retrained head goes no further
+        return client._replace(memory={"gradients": per_client(gradients)})  # the retrained head is not kept
 
     def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
         _, logits = model(client, batch.x)
@@ -112,7 +112,7 @@ class CReFF(Method):
         head = retrain(features, biased, self.head_epochs, self.head_batch, self.head_lr, key)
         if self.bias == "drop":
             head["bias"] = torch.zeros_like(head["bias"])
-        return new | {"features": features, "head": {name: head[part(name)] for name in server["head"]}}
+        return new | {"features": features, "head": {name: head[last_part(name)] for name in server["head"]}}
 
     def global_client(self, server: Tree) -> Client:
         return Client(server["model"]["params"] | server["head"], server["model"]["buffers"])

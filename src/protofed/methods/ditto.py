@@ -1,4 +1,4 @@
-"""Ditto: a global model as in FedAvg, and beside it a personal one that stays near it.
+"""Ditto: a global model as in FedAvg, plus a personal one that stays near it.
 
 Ditto: Fair and Robust Federated Learning Through Personalization
     Li et al., ICML 2021. https://arxiv.org/abs/2012.04221
@@ -30,8 +30,8 @@ class Ditto(Method):
         "CE(F(v; x), y) + lam/2 |v - anchor|^2 for the personal model, Eq. 2",
     )
     presets = {
-        "paper": {"lam": 1.0, "anchor": "received"},
-        "official": {"lam": 0.75, "anchor": "trained"},
+        "paper": {"lam": 1.0, "anchor": "received", "clip": "whole"},
+        "official": {"lam": 0.75, "anchor": "trained", "clip": "loss"},
     }
 
     lam: Annotated[float, Ge(0)] = 1.0
@@ -42,6 +42,9 @@ class Ditto(Method):
     """Passes that train the personal model; 0: local_epochs."""
     plain: bool = True
     """Train the personal model without momentum and weight decay (the authors' and FedNH's code)."""
+    clip: Literal["whole", "loss"] = "whole"
+    """optimizer.clip bounds the personal model's whole gradient, or that of the cross-entropy alone, to which the pull
+    is added afterwards (FedNH's code)."""
     weighting: Weighting = "uniform"
     """Clients count all alike (the authors' and FedNH's code), or by their number of samples."""
 
@@ -63,17 +66,29 @@ class Ditto(Method):
     def phases(self) -> tuple[Phase, ...]:
         copy = Phase(("body.", "head."))
         own = Phase((OWN,), self.personal_loss, self.personal_epochs or None, plain=self.plain)
+        if self.clip == "loss":
+            own = own._replace(loss=self.own_loss, pull=self.pull)
         return (copy, own)  # with the received anchor the order does not matter: neither sees the other
 
     def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
         _, logits = model(client, batch.x)
         return batch.mean(cross_entropy(logits, batch.y))
 
-    def personal_loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
+    def own_loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
         _, logits = model(client, batch.x, at=OWN)
-        anchor = down["params"] if self.anchor == "received" else without(client.params, [OWN])
-        distance = squared_distance(under(client.params, OWN, strip=True), anchor)
-        return batch.mean(cross_entropy(logits, batch.y)) + self.lam / 2 * distance
+        return batch.mean(cross_entropy(logits, batch.y))
+
+    def personal_loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
+        distance = squared_distance(under(client.params, OWN, strip=True), self._anchor(client, down))
+        return self.own_loss(model, client, batch, down) + self.lam / 2 * distance
+
+    def pull(self, client: Client, down: Tree) -> Params:
+        """The gradient of lam/2 |v - anchor|^2."""
+        anchor = self._anchor(client, down)
+        return {OWN + name: self.lam * (client.params[OWN + name] - w) for name, w in anchor.items()}
+
+    def _anchor(self, client: Client, down: Tree) -> Params:
+        return down["params"] if self.anchor == "received" else without(client.params, [OWN])
 
     def upload(self, model: Model, client: Client, data: LocalData, down: Tree) -> tuple[Tree, Client]:
         return send(client, data, self.weighting, [OWN]), client
@@ -92,5 +107,5 @@ class Ditto(Method):
 
 
 def _at(client: Client) -> str:
-    """Where the network is that a client is judged by: the global model has no second one."""
+    """The prefix of the network that a client is judged by: the global model has only one."""
     return OWN if any(name.startswith(OWN) for name in client.params) else ""

@@ -1,9 +1,9 @@
-"""DP-FedCL: MP-FedCL with as many prototypes per class as DBSCAN finds.
+"""DP-FedCL: MP-FedCL with as many prototypes per class as DBSCAN finds. DP is for density, not differential privacy.
 
 MP-FedCL: Multi-Prototype Federated Contrastive Learning for Edge Intelligence
     Qiao et al., 2023. https://arxiv.org/abs/2304.01950
 
-The paper names DBSCAN and nothing else; what noise, radius and gaps in the pool mean is chosen here and said below.
+The paper names DBSCAN and nothing else; how noise, radius and gaps in the pool are handled is our choice, given below.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from protofed.ops.pool import pad
 
 @dataclass(frozen=True)
 class DPFedCL(PrototypePool):
-    """Average the models; contrast embeddings with a pool of every client's DBSCAN clusters."""
+    """Average the models; contrast embeddings with a pool of clusters by density (DBSCAN). Not differential privacy."""
 
     stackable = False  # DBSCAN runs on the host, client by client
 

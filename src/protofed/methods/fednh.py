@@ -16,7 +16,7 @@ from torch import Tensor
 from protofed.method import Batch, Client, LocalData, Mean, Method, Model, Phase, Spec, Tree
 from protofed.ops.checks import same_shapes
 from protofed.ops.losses import cross_entropy
-from protofed.ops.prototypes import class_sums, one_each, per_client
+from protofed.ops.prototypes import ScoredBy, as_downloaded, class_sums, downloaded, no_prototypes, one_each, per_client
 from protofed.ops.sharing import Weighting, send, shared, take, without
 from protofed.ops.sphere import orthogonal, separated
 from protofed.ops.trees import total
@@ -32,8 +32,20 @@ class FedNH(Method):
     losses = ("CE(s * f(x)/|f(x)| W^T, y) with W fixed, Eq. 2",)
     not_followed = ("FedNH's code takes prototypes of augmented images; here of the images as they are",)
     presets = {
-        "paper": {"start": "separated", "scale": 30.0, "train_scale": True, "alpha": "uniform"},
-        "official": {"start": "orthogonal", "scale": 1.0, "train_scale": True, "alpha": "counts"},
+        "paper": {
+            "start": "separated",
+            "scale": 30.0,
+            "train_scale": True,
+            "alpha": "uniform",
+            "scored_by": "downloaded",
+        },
+        "official": {
+            "start": "orthogonal",
+            "scale": 1.0,
+            "train_scale": True,
+            "alpha": "counts",
+            "scored_by": "downloaded",
+        },
     }
 
     rho: Annotated[float, Gt(0), Lt(1)] = 0.9
@@ -48,6 +60,9 @@ class FedNH(Method):
     """Eq. 4: unit class means weighted by sample counts (the paper's code), or plain means with weight 1/|S|."""
     weighting: Weighting = "uniform"
     """Bodies count all alike (the paper), or by their number of samples."""
+    scored_by: ScoredBy = "downloaded"
+    """A client's own model is scored with the prototypes it last downloaded (Alg. 1, l. 12; the paper's code), or with
+    the server's newest. The global model is always scored with the newest."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fednh", [spec._replace(params=without(spec.params, HEAD)) for spec in specs])
@@ -57,10 +72,14 @@ class FedNH(Method):
         return {"body": shared(self.init_client(spec), HEAD), "prototypes": make(spec.classes, spec.dim, spec.seed)}
 
     def init_client(self, spec: Spec) -> Client:
-        return Client(spec.params | {"scale": torch.tensor(self.scale)}, spec.buffers)
+        none = downloaded(no_prototypes(spec.classes, spec.dim))  # before its first round
+        params = spec.params | {"scale": torch.tensor(self.scale)}
+        return Client(params, spec.buffers, none if self.scored_by == "downloaded" else {})
 
     def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
-        return take(client, down["body"])
+        client = take(client, down["body"])
+        kept = downloaded(_all(down["prototypes"])) if self.scored_by == "downloaded" else {}
+        return client._replace(memory=kept)
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(("body.", "scale") if self.train_scale else ("body.",)),)
@@ -86,14 +105,28 @@ class FedNH(Method):
         return {"body": up["body"].otherwise(server["body"]), "prototypes": kept}
 
     def predict(self, model: Model, client: Client, x: Tensor, down: Tree) -> dict[str, Tensor]:
-        return {"head": self.embed(model, client, x) @ down["prototypes"].T}  # the scale does not change the order
+        rows = self._scored_with(client, down).value
+        return {"head": self.embed(model, client, x) @ rows.T}  # the scale does not change the order
+
+    def _scored_with(self, client: Client, down: Tree) -> Mean:
+        newest = _all(down["prototypes"])
+        if "downloaded" in client.memory:  # the global model has no memory
+            return as_downloaded(client.memory, newest)
+        return newest
 
     def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
         return F.normalize(model.embed(client, x))
 
     def prototypes(self, server: Tree) -> Mean:
-        rows = server["prototypes"]
-        return one_each(Mean(rows, rows.new_ones(len(rows))))
+        return one_each(_all(server["prototypes"]))
+
+    def prototypes_of(self, client: Client, server: Tree) -> Mean:
+        return one_each(self._scored_with(client, server))
 
     def global_client(self, server: Tree) -> Client:
         return Client(server["body"]["params"], server["body"]["buffers"])
+
+
+def _all(rows: Tensor) -> Mean:
+    """Prototypes (C, D) of which every class has one."""
+    return Mean(rows, rows.new_ones(len(rows)))

@@ -1,4 +1,4 @@
-"""FedPer: a shared body, a head of one's own.
+"""FedPer: a shared body, and a private head for each client.
 
 Federated Learning with Personalization Layers
     Arivazhagan et al., 2019. https://arxiv.org/abs/1912.00818

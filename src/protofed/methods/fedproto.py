@@ -16,9 +16,12 @@ from protofed.ops.checks import same_width
 from protofed.ops.distances import Distance
 from protofed.ops.losses import cross_entropy
 from protofed.ops.prototypes import (
+    ScoredBy,
+    as_downloaded,
     class_sums,
     distance_of_means,
     distance_to_own,
+    downloaded,
     holders,
     nearest,
     no_prototypes,
@@ -45,6 +48,7 @@ class FedProto(Method):
             "aggregation": "literal",
             "source": "clean",
             "absent": "keep",
+            "scored_by": "newest",
         },
         "official": {
             "init": "per_client",
@@ -54,6 +58,7 @@ class FedProto(Method):
             "aggregation": "mean",
             "source": "inloop",
             "absent": "forget",
+            "scored_by": "newest",
         },
     }
 
@@ -74,12 +79,22 @@ class FedProto(Method):
     """Prototypes from a pass after training (Eq. 3), or from the last epoch's training steps (the paper's code)."""
     absent: Literal["keep", "forget"] = "keep"
     """A class that no client of this round holds keeps its prototype, or loses it (the paper's code)."""
+    scored_by: ScoredBy = "newest"
+    """A client is scored with the server's newest prototypes (the paper's code), or with those it downloaded at the
+    start of its last round (FedNH's code)."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_width("fedproto", specs)
 
     def init_server(self, spec: Spec) -> Mean:
         return no_prototypes(spec.classes, spec.dim)
+
+    def init_client(self, spec: Spec) -> Client:
+        none = downloaded(no_prototypes(spec.classes, spec.dim))
+        return Client(spec.params, spec.buffers, none if self.scored_by == "downloaded" else {})
+
+    def receive(self, model: Model, client: Client, data: LocalData, down: Mean) -> Client:
+        return client._replace(memory=downloaded(down)) if self.scored_by == "downloaded" else client
 
     def loss(self, model: Model, client: Client, batch: Batch, down: Mean) -> tuple[Tensor, Tree]:
         z, logits = model(client, batch.x)
@@ -105,11 +120,18 @@ class FedProto(Method):
         new = up["prototypes"]  # Eq. 6: their mean
         if self.aggregation == "literal":
             new = Mean(new.total / up["holders"].weight.clamp(min=1)[:, None], new.weight)
-        return refresh(server, new, self.absent)
+        return refresh(server, new, forget=self.absent == "forget")
 
     def predict(self, model: Model, client: Client, x: Tensor, down: Mean) -> dict[str, Tensor]:
         z, logits = model(client, x)
-        return {"head": logits, "proto": nearest(z, down)}  # Eq. 4
+        return {"head": logits, "proto": nearest(z, _scored_with(client, down))}  # Eq. 4
 
     def prototypes(self, server: Mean) -> Mean:
         return one_each(server)
+
+    def prototypes_of(self, client: Client, server: Mean) -> Mean:
+        return one_each(_scored_with(client, server))
+
+
+def _scored_with(client: Client, newest: Mean) -> Mean:
+    return as_downloaded(client.memory, newest) if "downloaded" in client.memory else newest

@@ -1,4 +1,4 @@
-"""FedROD: a generic head that learns every class alike, and a personal head that adds the client's own taste.
+"""FedROD: a generic head that treats all classes alike, plus a personal head that fits the client's own classes.
 
 On Bridging Generic and Personalized Federated Learning for Image Classification
     Chen and Chao, ICLR 2022. https://arxiv.org/abs/2107.00778
@@ -29,8 +29,8 @@ class FedROD(Method):
     losses = ("CE(G(z) + log n_y/n, y), balanced softmax, for body and generic head", "CE(G(z) + P(z), y) for P alone")
     not_followed = ("in FedNH's code the linear personal head starts as a copy of the generic one; here at zero",)
     presets = {
-        "paper": {"personal": "linear", "weighting": "samples"},
-        "official": {"personal": "hyper", "weighting": "uniform"},
+        "paper": {"personal": "linear", "clip_personal": True, "weighting": "samples"},
+        "official": {"personal": "hyper", "clip_personal": False, "weighting": "uniform"},
     }
 
     personal: Literal["linear", "hyper"] = "linear"
@@ -38,6 +38,8 @@ class FedROD(Method):
     paper has both, FedNH's code takes the second for its CNN."""
     plain: bool = True
     """Train the personal head without momentum and weight decay (FedNH's code)."""
+    clip_personal: bool = True
+    """optimizer.clip bounds the personal head's gradients too, or not (FedNH's code)."""
     weighting: Weighting = "uniform"
     """Clients count all alike (FedNH's code), or by their number of samples (the paper)."""
 
@@ -55,7 +57,8 @@ class FedROD(Method):
         """Two layers, C -> D -> D * C, initialised as torch initialises linear layers."""
 
         def layer(rows: int, columns: int) -> Tensor:
-            return (2 * torch.rand(rows, columns, generator=generator) - 1) / columns**0.5
+            drawn: Tensor = (2 * torch.rand(rows, columns, generator=generator) - 1) / columns**0.5
+            return drawn
 
         generator = spec.generator()
         wide = spec.dim * spec.classes
@@ -72,7 +75,7 @@ class FedROD(Method):
 
     def phases(self) -> tuple[Phase, ...]:
         own = OWN if self.personal == "linear" else "hyper."
-        return Phase(("body.", "head.")), Phase((own,), self.personal_loss, plain=self.plain)
+        return Phase(("body.", "head.")), Phase((own,), self.personal_loss, plain=self.plain, clip=self.clip_personal)
 
     def loss(self, model: Model, client: Client, batch: Batch, down: Tree) -> Tensor:
         _, logits = model(client, batch.x)

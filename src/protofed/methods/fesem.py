@@ -75,20 +75,20 @@ class FeSEM(Method):
             mine = self._nearest(models["params"], server["centres"]["params"], before)  # E-step
         else:
             sizes = up["size"].rows
-            usual = sizes.sum() / (sizes > 0).sum().clamp(min=1)  # of the round's clients that have samples
+            usual = sizes.sum() / (sizes > 0).sum()  # the mean over the round's clients that have samples
             mine = (sizes >= usual).long().clamp(max=self.centres - 1)
         share = torch.nn.functional.one_hot(mine, self.centres).to(counts.dtype) * counts[:, None]  # (K, M)
         total = share.sum(0)
 
         def mean(rows: Tensor, old: Tensor) -> Tensor:  # M-step; a centre without members stays
-            new = torch.tensordot(share.T, rows, 1) / _like(total.clamp(min=1e-12), old)
+            new = torch.tensordot(share.T, rows, 1) / _like(total, old)  # NaN for a centre without members
             return torch.where(_like(total > 0, old), new, old)
 
         centres = tree_map(mean, models, server["centres"])
         return {"centres": centres, "members": server["members"].index_copy(0, cohort, mine)}
 
     def _nearest(self, models: Tree, centres: Tree, before: Tensor) -> Tensor:
-        """The centre (K,) with the smallest squared distance; of equal ones, the one a client was in."""
+        """The centre (K,) with the smallest squared distance; in a tie, the client's previous centre."""
         names = under(models, self.compare)
         distance = torch.stack([((models[n].unsqueeze(1) - centres[n]) ** 2).flatten(2).sum(2) for n in names]).sum(0)
         best = distance.min(1)

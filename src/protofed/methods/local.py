@@ -1,4 +1,4 @@
-"""Local: every client trains alone, and nothing is sent. What federation has to beat."""
+"""Local: every client trains alone, and nothing is sent. The baseline that federation has to beat."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ class Local(Method):
 
     paper = "The lower bound of every comparison"
     losses = ("CE(F(w; x), y)",)
-    not_followed = ("FedNH's code trains Local for a tenth of the rounds, its step size starting anew",)
+    not_followed = ("FedNH's code trains Local for a tenth of the rounds, its step size starting again",)
     presets = {"paper": {"init": "per_client"}, "official": {"init": "common"}}
 
     init: Literal["common", "per_client"] = "per_client"

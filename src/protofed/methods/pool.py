@@ -48,7 +48,7 @@ class PrototypePool(Method):
     @property
     @abstractmethod
     def slots(self) -> int:
-        """Most prototypes that a client has of a class."""
+        """The most prototypes that a client can have per class."""
 
     @abstractmethod
     def cluster(self, z: Tensor, y: Tensor, mask: Tensor, classes: int, key: Tensor) -> Mean:

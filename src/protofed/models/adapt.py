@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from protofed.errors import UserError
-from protofed.importing import told
-from protofed.models.adapted import Adapted, Body, Origin, Stop, reach, replace_layer
+from protofed.importing import error_in_words
+from protofed.models.adapted import Adapted, Body, Origin, Stop, as_buffers, reach, replace_layer
+from protofed.models.functional import missing
 from protofed.models.keyed import draws
-from protofed.models.look import alike, candidates, find_head, judging, tensor_of, tensors_of, watch
+from protofed.models.look import candidates, find_head, judging, same_scores, tensor_of, tensors_of, watch_layers
 
 NEW = "linear"  # as `head`: a new linear layer
 
@@ -39,7 +40,9 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
     """A module with .body, .head and .dim that computes what the given one does; it is copied, never changed."""
     net = _copied(module, label)
     sample, cast = _taken(net, sample)
-    seen = watch(net, sample, label)
+    if why := missing(net, sample):  # else its outputs would be NaN, and no layer would be found by them
+        raise UserError(f"{why} ({label}).")
+    seen = watch_layers(net, sample, label)
     head = _head(net, seen, classes, how, label)
     frozen = _freeze(net, head, how, label)
     origin_net = copy.deepcopy(net)
@@ -57,7 +60,7 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
         except UserError as error:
             raise UserError(f"{label}: {error} Layers: {candidates(seen)}.") from None
         except Exception as error:
-            raise UserError(f"{label} fails on its way to the embedding: {told(error)}.") from error
+            raise UserError(f"{label} fails on its way to the embedding: {error_in_words(error)}.") from error
         _refuse_odd(body, sample, z, label)
     dim = int(z.shape[1])
     places = [("body.net.", "")]
@@ -80,9 +83,9 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
         _check_scores(old, z, seen, classes, head, how, label)
     width = f"{z.shape[1]} numbers" + (f", projected to {dim}" if how.project else "")
     source = "a function of yours" if callable(embedding) else f"the output of {embedding}" if embedding else ""
-    source = source or (f"what {head} is given" if head else "the module's output")
+    source = source or (f"the input of layer {head}" if head else "the module's output")
     origin = Origin(origin_net, tuple(places), added, head, embedding, f"embedding = {source}, {width}")
-    _as_buffers(body)
+    as_buffers(body)
     made = Adapted(body, old, dim, origin, frozen)
     made.draws_itself = not frozen and _draws(made, sample, label)
     return made
@@ -95,7 +98,7 @@ def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
     except UserError as error:
         raise UserError(str(error).replace("body.net.", "")) from None  # by the names that the user gave
     except Exception as error:
-        raise UserError(f"{label} fails in training mode: {told(error)}.") from error
+        raise UserError(f"{label} fails in training mode: {error_in_words(error)}.") from error
 
 
 def _refuse_odd(body: Body, sample: Tensor, z: Tensor, label: str) -> None:
@@ -107,12 +110,12 @@ def _refuse_odd(body: Body, sample: Tensor, z: Tensor, label: str) -> None:
     try:
         alone: Any = body(sample[:1])
     except Exception as error:  # whatever the user's own forward raises
-        raise UserError(f"{lost} It says: {told(error)}.") from error
+        raise UserError(f"{lost} It says: {error_in_words(error)}.") from error
     if alone.shape != (1, z.shape[1]):
         raise UserError(lost)
     if not torch.allclose(body(sample), z, rtol=1e-3, atol=1e-4):
         raise UserError(
-            f"{label} makes other embeddings of the same samples: it draws random numbers even in evaluation mode. "
+            f"{label} gives different embeddings for the same samples: it is random even in evaluation mode. "
             "Let it do so only where self.training is true, by dropout layers."
         )
 
@@ -127,7 +130,7 @@ def _copied(module: nn.Module, label: str) -> nn.Module:
     except Exception as error:
         if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
             return copy.deepcopy(module)
-        raise UserError(f"{label} cannot be copied: {told(error)}. Detach tensors that it keeps.") from error
+        raise UserError(f"{label} cannot be copied: {error_in_words(error)}. Detach tensors that it keeps.") from error
 
 
 def _taken(net: nn.Module, sample: Tensor) -> tuple[Tensor, bool]:
@@ -153,7 +156,7 @@ def _try(net: nn.Module, sample: Tensor) -> Exception | None:
 
 
 def _layer(net: nn.Module, name: str, seen: Any, key: str, label: str) -> nn.Module:
-    layers = dict(net.named_modules())
+    layers: dict[str, nn.Module] = dict(net.named_modules())
     if name not in layers or not name:
         raise UserError(f"{key} = {name!r}: {label} has no such layer. It has: {candidates(seen)}.")
     if not seen.of(name):
@@ -170,7 +173,7 @@ def _head(net: nn.Module, seen: Any, classes: int, how: Adapt, label: str) -> st
     if found is None and how.head != NEW and not how.project:
         if not seen.calls:
             raise UserError(
-                f"{label} uses no layers, but prototypes need a body and a classifying layer behind it, as in "
+                f"{label} has no layers inside, but prototypes need a body with a classifying layer behind it, as in "
                 "nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))."
             )
         raise UserError(
@@ -187,8 +190,8 @@ def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str
             scores = tensor_of(head(z))
     except Exception as error:
         raise UserError(
-            f"{label}: its {name} cannot take the embedding of shape {tuple(z.shape[1:])}: {told(error)}. "
-            f"Use head='linear', or another embedding: {candidates(seen)}."
+            f"{label}: its layer {name!r} cannot take the embedding of shape {tuple(z.shape[1:])}: "
+            f"{error_in_words(error)}. Use head='linear', or another embedding: {candidates(seen)}."
         ) from error
     width = scores.shape[-1] if scores is not None and scores.ndim == 2 else None
     if scores is None or width != classes:
@@ -196,10 +199,10 @@ def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str
         more = width is not None and width > classes
         absent = "name all classes (federate: labels=[...]) where the data does not show them all, " if more else ""
         raise UserError(
-            f"{label}: its {name} gives {got} for each sample, but there are {classes} classes. "
+            f"{label}: its layer {name!r} gives {got} for each sample, but there are {classes} classes. "
             f"Build it with {classes} outputs, {absent}or use head='linear' for a new one."
         )
-    if not any(alike(scores, output) for output in tensors_of(seen.output)):
+    if not any(same_scores(scores, output) for output in tensors_of(seen.output)):
         raise UserError(
             f"{label}: what it returns is not what {name} gives of the embedding: more happens before or after it. "
             f"Make that part of the layer (nn.Sequential), or name others with head=, embedding=: {candidates(seen)}."
@@ -214,15 +217,6 @@ def _freeze(net: nn.Module, head: str, how: Adapt, label: str) -> bool:
             raise UserError(f"{label}: {name} has requires_grad=False, but a classifying layer has to be trained.")
         p.requires_grad_(name not in parts or (p.requires_grad if how.frozen is None else not how.frozen))
     return bool(parts) and not any(p.requires_grad for p in parts.values())
-
-
-def _as_buffers(module: nn.Module) -> None:
-    """What is not trained becomes a buffer: no phase of any method touches it."""
-    for layer in module.modules():
-        for name, p in list(layer._parameters.items()):
-            if p is not None and not p.requires_grad:
-                del layer._parameters[name]
-                layer.register_buffer(name, p.detach())
 
 
 def _refuse_tied(net: nn.Module, head: str, label: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from protofed.method import Params
-from protofed.models.look import pooled, tensor_of
+from protofed.models.look import pooled_embeddings, tensor_of
 
 
 class _Reached(BaseException):
@@ -44,7 +44,7 @@ class Body(nn.Module):
             made = self.embedding(self.net, x) if callable(self.embedding) else self.net(x)
         except _Reached as reached:
             made = reached.z
-        z = pooled(tensor_of(made), "the embedding")
+        z = pooled_embeddings(tensor_of(made), "the embedding")
         return z if self.project is None else self.project(z)
 
 
@@ -133,3 +133,12 @@ def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> None:
     """Put another layer there."""
     parent, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(parent), leaf, layer)
+
+
+def as_buffers(module: nn.Module) -> None:
+    """What is not trained becomes a buffer: no phase of any method touches it."""
+    for layer in module.modules():
+        for name, p in list(layer._parameters.items()):
+            if p is not None and not p.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, p.detach())

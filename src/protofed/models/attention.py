@@ -52,7 +52,7 @@ class Attention(nn.MultiheadAttention):
         return [functional.linear(x, w, b) for x, w, b in zip(given, parts, biases, strict=True)]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+        return torch.unflatten(x, -1, (self.num_heads, -1)).permute(1, 2, 0, 3)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

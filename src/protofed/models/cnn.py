@@ -1,6 +1,6 @@
-"""The convolutional networks of FedProto and FedNH, and small ones for the 8x8 digits."""
+"""The convolutional networks of FedProto and FedNH, and small ones for the 8x8 digits and for sounds."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from protofed.errors import UserError
 from protofed.models.mlp import Net, Shape, Size, chain
@@ -22,7 +22,7 @@ def image_shape(model: str, shape: Shape, least: int, instead: str) -> tuple[int
     return channels, height, width
 
 
-def pooled(side: int, kernel: int) -> int:
+def pooled_side(side: int, kernel: int) -> int:
     """The side after an unpadded convolution and a 2x2 pooling."""
     return (side - kernel + 1) // 2
 
@@ -30,7 +30,7 @@ def pooled(side: int, kernel: int) -> int:
 def _fedproto(shape: tuple[int, int, int], kernel: int, channels: int) -> nn.Sequential:
     """FedProto's body: two convolutions and one layer, to a 50-d embedding after a ReLU and before the dropout."""
     colours, height, width = shape
-    flat = channels * pooled(pooled(height, kernel), 5) * pooled(pooled(width, kernel), 5)
+    flat = channels * pooled_side(pooled_side(height, kernel), 5) * pooled_side(pooled_side(width, kernel), 5)
     return chain(
         conv1=nn.Conv2d(colours, 10, kernel),
         pool1=nn.MaxPool2d(2),
@@ -80,7 +80,7 @@ class CnnFedNh(Net):
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
-            fc1=nn.Linear(64 * pooled(pooled(height, 5), 5) * pooled(pooled(width, 5), 5), 384),
+            fc1=nn.Linear(64 * pooled_side(pooled_side(height, 5), 5) * pooled_side(pooled_side(width, 5), 5), 384),
             relu3=nn.ReLU(),
             fc2=nn.Linear(384, 192),
             relu4=nn.ReLU(),
@@ -106,6 +106,26 @@ class CnnCifar(Net):
             relu3=nn.ReLU(),
         )
         super().__init__(body, chain(dropout=nn.Dropout(0.5), fc=nn.Linear(128, classes)), 128)
+
+
+class CnnPflLib(Net):
+    """The CNN that PFLlib takes for images: convolutions 5x5 and 5x5, each pooled, a 512-d embedding after a ReLU."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        colours, height, width = image_shape("cnn_pfllib", shape, 16, "cnn_digits")
+        flat = 64 * pooled_side(pooled_side(height, 5), 5) * pooled_side(pooled_side(width, 5), 5)
+        body = chain(
+            conv1=nn.Conv2d(colours, 32, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(32, 64, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(flat, 512),
+            relu3=nn.ReLU(),
+        )
+        super().__init__(body, chain(fc=nn.Linear(512, classes)), 512)
 
 
 class CnnDigits(Net):
@@ -151,6 +171,39 @@ class CnnDigitsDeep(Net):
             relu3=nn.ReLU(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(2 * channels * (height // 4) * (width // 4), dim),
+            relu4=nn.ReLU(),
+        )
+        super().__init__(body, chain(fc=nn.Linear(dim, classes)), dim)
+
+
+class MeanOfColumns(nn.Module):
+    """Maps (B, D, bands, time) -> (B, D * bands): the mean over time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(-1).flatten(1)
+
+
+class CnnAudio(Net):
+    """A small CNN for log-mel pictures (bands, time): three padded convolutions, the first two pooled, and the mean
+    over time, so that it matters little when something is said.
+
+    channels: output channels of the first convolution; the others have twice as many
+    dim: size of the embedding
+    """
+
+    def __init__(self, shape: Shape, classes: int, *, channels: Size = 16, dim: Size = 64) -> None:
+        colours, height, _ = image_shape("cnn_audio", shape, 4, "mlp_digits")
+        body = chain(
+            conv1=nn.Conv2d(colours, channels, 3, padding=1),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(channels, 2 * channels, 3, padding=1),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            conv3=nn.Conv2d(2 * channels, 2 * channels, 3, padding=1),
+            relu3=nn.ReLU(),
+            mean=MeanOfColumns(),
+            fc1=nn.Linear(2 * channels * (height // 4), dim),
             relu4=nn.ReLU(),
         )
         super().__init__(body, chain(fc=nn.Linear(dim, classes)), dim)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.func import functional_call
 
 from protofed.method import Client, Params
 from protofed.models.attention import open_attention
-from protofed.models.keyed import Keyed
 from protofed.models.layers import key_dropouts, mask_norms
 from protofed.ops import random
 from protofed.ops.trees import under
@@ -19,7 +18,7 @@ from protofed.ops.trees import under
 Change = Callable[[nn.Module], None]
 
 
-def fresh(build: Any, seed: int) -> nn.Module:
+def fresh(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module with initial weights that depend on the seed alone.
 
     Modules draw them from torch's global generator, so it is seeded, and put back as it was.
@@ -33,6 +32,29 @@ def state(module: nn.Module) -> tuple[Params, Params]:
     """Parameters and buffers, detached, by name."""
     params = {name: p.detach() for name, p in module.named_parameters()}
     return params, {name: b.detach() for name, b in module.named_buffers()}
+
+
+def unfit(module: nn.Module, x: Tensor) -> str:
+    """Why a module cannot take these inputs (N, ...), in words; empty if it can, as far as it says."""
+    words = getattr(module, "words", None)
+    if words is not None and x.is_floating_point():
+        return "holds numbers, not token ids, which it takes. Use whole numbers from 0, or another model"
+    if words is not None and len(x) and not 0 <= int(x.min()) <= int(x.max()) < words:
+        return (
+            f"holds token {int(x.max())}, but it knows {words}. Set model.words = {int(x.max()) + 1}, or number from 0"
+        )
+    return missing(module, x)
+
+
+def missing(module: nn.Module, x: Tensor) -> str:
+    """Why a module cannot take a table (N, F) with missing values, in words; empty if there are none or it can."""
+    takes_missing = any(getattr(part, "takes_missing", False) for part in module.modules())
+    if x.ndim == 2 and x.is_floating_point() and not takes_missing and len(rows := x.isnan().any(1).nonzero()):
+        return (
+            f"sample {int(rows[0])} holds NaN, a missing value, which it does not take. Use mlp_table, put "
+            "protofed.models.WithMask in front of your own model, or remove or replace those"
+        )
+    return ""
 
 
 class FunctionalModel:
@@ -71,6 +93,8 @@ class FunctionalModel:
 
     def draws(self, inputs: Tensor) -> dict[str, torch.Size]:
         """What the dropouts draw for a batch of inputs like these, by name; nothing where that cannot be told."""
+        if not self.dropouts:
+            return {}
         found: dict[str, torch.Size] = {}
         hooks = [
             self.train_module.get_submodule(name).register_forward_pre_hook(
@@ -123,7 +147,8 @@ class FunctionalModel:
 
     def _part(self, module: Any, prefix: str, client: Client, x: Tensor) -> Tensor:
         tensors = under(client.params, prefix, strip=True) | under(client.buffers, prefix, strip=True)
-        return functional_call(module, tensors, (x,))
+        out: Tensor = functional_call(module, tensors, (x,))
+        return out
 
 
 class Training:
@@ -137,7 +162,7 @@ class Training:
         self.keys |= {f"{name}.kept": value for name, value in drawn.items()}
         self.keys |= {name: mask for name in model.norms if mask is not None}
         self.buffers = {name: value.clone() for name, value in buffers.items()}  # updated in place below
-        self.randomness = Keyed(key) if model.draws_itself else nullcontext()
+        self.randomness = _keyed(key) if model.draws_itself else nullcontext()
 
     def __call__(self, client: Client, x: Tensor, at: str = "") -> tuple[Tensor, Tensor]:
         z = self.embed(client, x, at)
@@ -154,7 +179,15 @@ class Training:
         tensors = under(client.params, prefix, strip=True) | under(self.buffers, prefix, strip=True)
         tensors |= under(self.keys, part, strip=True)
         with self.randomness:
-            return functional_call(module, tensors, (x,))
+            out: Tensor = functional_call(module, tensors, (x,))
+            return out
+
+
+def _keyed(key: Tensor) -> AbstractContextManager[Any]:
+    """Random numbers of a module's own forward come from this key."""
+    from protofed.models.keyed import Keyed  # few modules draw numbers themselves
+
+    return Keyed(key)
 
 
 def _hollow(module: nn.Module) -> nn.Module:

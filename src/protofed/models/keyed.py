@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from protofed.errors import UserError
 from protofed.models.attention import open_attention
@@ -25,6 +27,7 @@ class Keyed(TorchFunctionMode):
     def __init__(self, key: Tensor) -> None:
         super().__init__()
         self.key, self.calls = key, 0
+        self.drawn: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor that `bernoulli_` filled, and its values
 
     def _keeps(self, shape: torch.Size, p: float) -> Tensor:
         """What is kept of so many, each dropped with probability p."""
@@ -38,15 +41,30 @@ class Keyed(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.drawn:
+            args, kwargs = tree_map(self._filled, (args, kwargs))
         if func is functional.dropout or func in WHOLE:
             x, p, training = _dropout(*args, **kwargs)
             return self._drop(x, p, x.shape[:2] if func in WHOLE else x.shape) if training and p > 0 else x
         if func is torch.Tensor.bernoulli_ and isinstance(args[1] if len(args) > 1 else kwargs.get("p", 0.5), float):
             share = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            return self._keeps(args[0].shape, 1 - share).to(args[0].dtype)
+            return self._fill(args[0], self._keeps(args[0].shape, 1 - share).to(args[0].dtype))
         if func is functional.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _fill(self, target: Tensor, values: Tensor) -> Tensor:
+        """Write values into a tensor; one that all stacked clients share cannot hold the values of each, so from here
+        on the values are used in its place."""
+        if _stacked(values) and not _stacked(target):
+            if target._is_view():  # the rest of it would stay as it was, and so would the part
+                raise RuntimeError("bernoulli_ fills a part of a tensor that stacked clients share")
+            self.drawn[id(target)] = target, values  # kept with its tensor, so that no other gets its id
+            return values
+        return target.copy_(values)
+
+    def _filled(self, value: Any) -> Any:
+        return self.drawn[id(value)][1] if id(value) in self.drawn else value
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -66,6 +84,15 @@ class Keyed(TorchFunctionMode):
             scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
         weights = scores.softmax(-1)
         return self._drop(weights, dropout_p, weights.shape) @ value
+
+
+def _stacked(x: Tensor) -> bool:
+    """Whether each of the stacked clients has values of its own, also while gradients are computed."""
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            return True
+        x = get_unwrapped(x)
+    return False
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[Tensor, float, bool]:

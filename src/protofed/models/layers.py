@@ -130,6 +130,10 @@ def _columns(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> tuple[Te
     return windows.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2), windows.shape[2:4]
 
 
+_conv: Callable[[Tensor, Tensor, Pair, Pair], tuple[Tensor, Tensor]] = _Conv.apply
+_wide_conv: Callable[[Tensor, Tensor, Pair, Pair], Tensor] = _WideConv.apply
+
+
 class MatrixConv(nn.Module):
     """nn.Conv2d by matrix products: on a GPU libraries run the convolutions of stacked clients one by one."""
 
@@ -144,10 +148,10 @@ class MatrixConv(nn.Module):
         (stride, padding), kernel = self.how, self.weight.shape[2:]
         sides = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], padding, kernel, stride, strict=True)]
         if len(x) * math.prod(sides) * self.weight.numel() < self.limit:
-            out: Tensor = _Conv.apply(x, self.weight, stride, padding)[0]
+            out = _conv(x, self.weight, stride, padding)[0]
         elif not x.is_meta and torch.is_autocast_enabled(x.device.type):  # it does not see into a function of our own
             kind = torch.get_autocast_dtype(x.device.type)
-            out = _WideConv.apply(x.to(kind), self.weight.to(kind), stride, padding)
+            out = _wide_conv(x.to(kind), self.weight.to(kind), stride, padding)
         else:
             return nn.functional.conv2d(x, self.weight, self.bias, stride, padding)
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
@@ -257,8 +261,7 @@ def mask_norms(module: nn.Module, every: bool) -> list[str]:
 
 def key_dropouts(module: nn.Module) -> list[str]:
     """Replace every dropout below a module by a keyed one, in place; returns their names."""
-    names = []
-    for name, child in list(module.named_modules(remove_duplicate=False)):
+    for name, child in module.named_modules(remove_duplicate=False):
         if isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise UserError(
                 f"{name} is {type(child).__name__}, which cannot be seeded client by client. Use nn.Dropout."
@@ -268,9 +271,10 @@ def key_dropouts(module: nn.Module) -> list[str]:
                 f"{name} drops attention weights at random (dropout = {child.dropout}), which cannot be seeded client "
                 f"by client. Set {name}.dropout = 0.0; dropout layers around it are fine."
             )
+
+    def keyed(child: nn.Module) -> nn.Module | None:
         if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            parent, _, leaf = name.rpartition(".")
-            keyed = KeyedDropout(child.p, whole_channels=not isinstance(child, nn.Dropout))
-            setattr(module.get_submodule(parent), leaf, keyed)
-            names.append(name)
-    return names
+            return KeyedDropout(child.p, whole_channels=not isinstance(child, nn.Dropout))
+        return None
+
+    return _exchange(module, keyed)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.errors import UserError
-from protofed.importing import told
+from protofed.importing import error_in_words
 
 CONVENTIONS = ("head", "classifier", "fc", "heads")  # body/head, features/classifier, torchvision, timm, Hugging Face
 SHOWN = 12  # layers that an error names
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     made: Any
 
 
-class Seen(NamedTuple):
+class LayerPass(NamedTuple):
     """A pass of a few samples through a module."""
 
     calls: list[Call]
@@ -46,13 +46,13 @@ def judging(module: nn.Module) -> Iterator[None]:
             m.training = mode
 
 
-def watch(module: nn.Module, sample: Tensor, label: str) -> Seen:
+def watch_layers(module: nn.Module, sample: Tensor, label: str) -> LayerPass:
     """Every layer's input and output on some samples (B, ...)."""
     calls: list[Call] = []
     hooks = [
         layer.register_forward_hook(
             lambda _, args, kwargs, made, name=name, layer=layer: calls.append(
-                Call(name, layer, first(args, kwargs), tensor_of(made))
+                Call(name, layer, first_argument(args, kwargs), tensor_of(made))
             ),
             with_kwargs=True,
         )
@@ -61,13 +61,13 @@ def watch(module: nn.Module, sample: Tensor, label: str) -> Seen:
     ]
     try:
         with judging(module):
-            return Seen(calls, module(sample))
+            return LayerPass(calls, module(sample))
     except UserError:
         raise
     except Exception as error:
         shape = f"{tuple(sample.shape[1:])} ({str(sample.dtype).removeprefix('torch.')})"
         raise UserError(
-            f"{label} cannot take inputs of shape {shape}: {told(error)}. {_remedy(error, module, sample)}"
+            f"{label} cannot take inputs of shape {shape}: {error_in_words(error)}. {_remedy(error, module, sample)}"
         ) from error
     finally:
         for hook in hooks:
@@ -81,16 +81,16 @@ def _remedy(error: Exception, module: nn.Module, sample: Tensor) -> str:
         lowest, highest = int(sample.min()), int(sample.max())
         return f"Token ids go from {lowest} to {highest}: its nn.Embedding needs a row for each, counted from 0."
     if not isinstance(error, RuntimeError | ValueError | IndexError):
-        return "Mend its forward."
+        return "Correct its forward."
     images = any(isinstance(m, nn.Conv2d) for m in module.modules())
     if images and sample.ndim == 3:
         return "Images need an axis for the channel: x[:, None]."
     if images and sample.ndim == 4 and sample.shape[3] in (1, 3, 4) and sample.shape[1] > 4:
         return "Channels come first: x.transpose(0, 3, 1, 2), of tensors x.permute(0, 3, 1, 2)."
-    return "Give data of the shape that the module takes, one sample behind the other."
+    return "Give data of the shape that the module takes, with the samples along the first axis."
 
 
-def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
 
 
@@ -112,7 +112,7 @@ def tensor_of(output: Any) -> Tensor | None:
     return next(iter(tensors_of(output)), None)
 
 
-def pooled(z: Tensor | None, what: str) -> Tensor:
+def pooled_embeddings(z: Tensor | None, what: str) -> Tensor:
     """A layer's output as embeddings (B, D): maps (B, D, H, W) and sequences (B, T, D) are averaged."""
     if z is None:
         raise UserError(f"{what} gives no tensor. Name another layer as embedding.")
@@ -123,7 +123,7 @@ def pooled(z: Tensor | None, what: str) -> Tensor:
     return z.mean(1) if z.ndim == 3 else z.flatten(2).mean(2)
 
 
-def find_head(module: nn.Module, seen: Seen, classes: int, label: str) -> str | None:
+def find_head(module: nn.Module, seen: LayerPass, classes: int, label: str) -> str | None:
     """The name of the classifying layer: by the usual names, else the last linear one whose output the module returns;
     of several one with as many outputs as there are classes."""
     named = [name for name in CONVENTIONS if isinstance(getattr(module, name, None), nn.Module)]
@@ -141,12 +141,12 @@ def find_head(module: nn.Module, seen: Seen, classes: int, label: str) -> str | 
     return next(iter([*fitting, *returned, *usual]), None)
 
 
-def _returned(seen: Seen, name: str, outputs: list[Tensor]) -> bool:
+def _returned(seen: LayerPass, name: str, outputs: list[Tensor]) -> bool:
     """Whether what a layer makes is one of these."""
-    return any(alike(seen.of(name)[-1].made, out) for out in outputs)
+    return any(same_scores(seen.of(name)[-1].made, out) for out in outputs)
 
 
-def _flat(seen: Seen, name: str) -> str | None:
+def _flat(seen: LayerPass, name: str) -> str | None:
     """The layer itself where it is called once on embeddings (B, D); else the last linear one in it that is."""
     calls = seen.of(name)
     if len(calls) != 1 or isinstance(calls[0].layer, nn.Identity):
@@ -158,7 +158,7 @@ def _flat(seen: Seen, name: str) -> str | None:
     return fits[-1] if fits else None
 
 
-def alike(scores: Any, output: Any) -> bool:
+def same_scores(scores: Any, output: Any) -> bool:
     """Whether a module's output is these scores, or their (log-)softmax or sigmoid."""
     if not isinstance(scores, Tensor) or not isinstance(output, Tensor) or scores.shape != output.shape:
         return False
@@ -166,7 +166,7 @@ def alike(scores: Any, output: Any) -> bool:
     return any(torch.allclose(way, output, rtol=1e-4, atol=1e-5) for way in ways)
 
 
-def candidates(seen: Seen) -> str:
+def candidates(seen: LayerPass) -> str:
     """Layers that could give the embedding, with the shapes of what they make."""
     outer = [call for call in seen.calls if call.name.count(".") < 2 and isinstance(call.made, Tensor)]
     shown = [f"{call.name} {tuple(call.made.shape[1:])}" for call in outer[-SHOWN:]]

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protofed.errors import UserError, nearest
-from protofed.importing import MEMORY, imported, path_of, told
+from protofed.errors import UserError, did_you_mean, option
+from protofed.importing import MEMORY, error_in_words, imported, path_of
 from protofed.models.adapt import Adapt, adapt
 from protofed.models.adapted import Adapted
-from protofed.models.functional import fresh
 from protofed.models.mlp import Net
 
 CLASSES = ("classes", "num_classes", "n_classes", "num_labels", "n_labels", "out_features", "output_dim", "out_dim")
@@ -33,7 +32,7 @@ class Handed(NamedTuple):
     own_weights: bool  # whether it differs from its neighbours in the weights it begins with
 
 
-def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def check_own(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The [model] section of a model of one's own: keys that its class takes, and those of `Adapt`."""
     if name.startswith(MEMORY):
         return dict(options)
@@ -46,19 +45,19 @@ def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     free = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for key, value in options.items():
         if key not in KEYS and key not in takes and not free:
-            raise UserError(f"unknown key model.{key} = {value!r}. {nearest(key, [*takes, *KEYS])}")
+            raise UserError(f"unknown key model.{key} = {value!r}. {did_you_mean(key, [*takes, *KEYS])}")
     return dict(options)
 
 
-def build(
+def build_own(
     name: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, sample: Tensor | None
 ) -> nn.Module:
     """A module by import path, with .body, .head and .dim."""
     if name.startswith(MEMORY):
         raise UserError(
-            f"{name.removeprefix(MEMORY)} was handed in by a script as a module in memory, and cannot be built from "
-            "the experiment alone. Hand it in again, as in federate(models, clients, out=..., resume=True), or let a "
-            "newcomer join with a class that can be imported: --model mymodule:MyNet."
+            f"{name.removeprefix(MEMORY)} was passed in by a script as a module in memory, and cannot be built from "
+            "the experiment alone. Pass it again, as in federate(models, clients, out=..., resume=True), or let a "
+            f"newcomer join with a class that can be imported: {option('model', 'mymodule:MyNet')}."
         )
     made = call(imported("model.name", name), {k: v for k, v in options.items() if k not in KEYS}, shape, classes, name)
     how = Adapt(**{k: v for k, v in options.items() if k in KEYS})
@@ -110,7 +109,7 @@ def call(kind: Any, options: Mapping[str, Any], shape: tuple[int, ...], classes:
         raise
     except Exception as error:
         what = ", ".join([*map(str, positional), *(f"{k}={v}" for k, v in given.items())])
-        raise UserError(f"{label}({what}) raises {told(error)}. Give what it takes in [model].") from error
+        raise UserError(f"{label}({what}) raises {error_in_words(error)}. Give what it takes in [model].") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"{label} makes {type(made).__name__}, not a torch.nn.Module.")
     return made
@@ -119,16 +118,18 @@ def call(kind: Any, options: Mapping[str, Any], shape: tuple[int, ...], classes:
 # modules in memory
 
 
-def handed(models: Any, clients: int, how: Adapt) -> list[Handed]:
-    """One for each client, of a module, a class or function that makes one, or a list of these."""
+def handed(models: Any, clients: int, how: Adapt, names: Sequence[str] = ()) -> list[Handed]:
+    """One for each client, of a module, a class or function that makes one, or a list of these; errors name clients."""
     listed = isinstance(models, Sequence | nn.ModuleList) and not isinstance(models, nn.Sequential | str)
     given = list(models) if listed else [models] * clients
     if len(given) != clients:
-        raise UserError(f"there are {len(given)} models for {clients} clients. Give one for all, or one for each.")
-    return _labelled([_one(model, how, number) for number, model in enumerate(given)], given)
+        raise UserError(f"models has {len(given)} entries, clients has {clients}. Give one for all, or one for each.")
+    return _labelled(
+        [_one(model, how, names[number] if names else f"client {number}") for number, model in enumerate(given)], given
+    )
 
 
-def _one(model: Any, how: Adapt, number: int) -> Handed:
+def _one(model: Any, how: Adapt, client: str) -> Handed:
     if isinstance(model, nn.Module):
         name = f"{MEMORY}{path_of(type(model)) or type(model).__qualname__}"
         label = type(model).__name__
@@ -138,7 +139,7 @@ def _one(model: Any, how: Adapt, number: int) -> Handed:
 
         return Handed(label, name, take, True)
     if not callable(model):
-        raise UserError(f"the model of client {number} is {type(model).__name__}. Give an nn.Module, or its class.")
+        raise UserError(f"the model of {client} is {type(model).__name__}. Give an nn.Module, or its class.")
     path = path_of(model)
     label = getattr(model, "__name__", type(model).__name__).replace("<lambda>", "model")
 
@@ -215,8 +216,3 @@ def plain(module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str,
     state = copied.state_dict() | {k: v for k, v in (dict(params) | dict(buffers)).items() if k in copied.state_dict()}
     copied.load_state_dict(state)
     return copied.eval()
-
-
-def built(one: Build, shape: tuple[int, ...], classes: int, sample: Tensor, seed: int) -> nn.Module:
-    """Built with initial weights that depend on the seed alone, where it draws any."""
-    return fresh(lambda: one(shape, classes, sample), seed)

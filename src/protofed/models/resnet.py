@@ -31,7 +31,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Non-negative maps (B, outputs, H / stride, W / stride)."""
         h = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(h)) + self.downsample(x))
+        out: Tensor = self.relu(self.bn2(self.conv2(h)) + self.downsample(x))
+        return out
 
 
 def _layers(norm: Norm, shortcut_norm: Norm) -> dict[str, nn.Module]:

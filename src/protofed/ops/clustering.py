@@ -10,9 +10,9 @@ from protofed.ops import random
 
 
 def kmeans(z: Tensor, y: Tensor, mask: Tensor, classes: int, clusters: int, key: Tensor, steps: int) -> Mean:
-    """Centres (C, K, D) of each class, started from K of its samples at random, weight 1 where there is one.
+    """Centres (C, K, D) of each class, started from K random samples of it; weight 1 where a centre exists.
 
-    A class with fewer than K samples has as many centres as samples; a cluster that loses its samples keeps its place.
+    A class with fewer than K samples has as many centres as samples; a cluster that loses its samples keeps its centre.
     """
     first = _first_of_class(y, mask, classes, clusters, key)  # (N, C, K), at most one sample per centre
     there = first.sum(0)
@@ -27,20 +27,20 @@ def kmeans(z: Tensor, y: Tensor, mask: Tensor, classes: int, clusters: int, key:
 
 
 def _first_of_class(y: Tensor, mask: Tensor, classes: int, clusters: int, key: Tensor) -> Tensor:
-    """One-hot (N, C, K): the samples that come first to K-th in their class in a random order."""
+    """One-hot (N, C, K): the first K samples of each class in a random order."""
     rank = random.ranks(key, y, mask > 0)
     slot = torch.where((mask > 0) & (rank < clusters), y * clusters + rank, classes * clusters)
     return F.one_hot(slot, classes * clusters + 1)[:, :-1].reshape(len(y), classes, clusters).to(mask.dtype)
 
 
 def dbscan(z: Tensor, y: Tensor, mask: Tensor, classes: int, most: int, eps: float, min_samples: int) -> Mean:
-    """Means (C, K, D) of the K largest DBSCAN clusters of each class, weight 1 where there is one.
+    """Means (C, K, D) of the K largest DBSCAN clusters of each class; weight 1 where a cluster exists.
 
     Noise points belong to no cluster. A class that is all noise has one centre, the mean of all its samples. With
     eps = 0 every class has its own: the 0.9 quantile of the distances to the min_samples-th nearest sample.
     """
     centres, there = z.new_zeros(classes, most, z.shape[1]), z.new_zeros(classes, most)
-    for number in y[mask > 0].unique().tolist():
+    for number in torch.unique(y[mask > 0]).tolist():
         rows = z[(y == number) & (mask > 0)]
         found = _clusters(rows.detach().double().cpu().numpy(), eps, min_samples)
         means = [rows[torch.from_numpy(members).to(z.device)].mean(0) for members in found[:most]]
@@ -50,7 +50,7 @@ def dbscan(z: Tensor, y: Tensor, mask: Tensor, classes: int, most: int, eps: flo
 
 
 def _clusters(rows: np.ndarray, eps: float, min_samples: int) -> list[np.ndarray]:
-    """Which rows form a cluster, largest first."""
+    """The rows of each cluster, largest cluster first."""
     from sklearn.cluster import DBSCAN  # a library that takes a second to load
     from sklearn.neighbors import NearestNeighbors
 
@@ -59,7 +59,7 @@ def _clusters(rows: np.ndarray, eps: float, min_samples: int) -> list[np.ndarray
         return [everyone]
     if not eps:
         neighbours = NearestNeighbors(n_neighbors=min_samples).fit(rows).kneighbors(rows)[0]
-        eps = float(np.quantile(neighbours[:, -1], 0.9)) or 1e-12  # samples that are all alike are one cluster
+        eps = float(np.quantile(neighbours[:, -1], 0.9)) or 1e-12  # identical samples form one cluster
     label = DBSCAN(eps=eps, min_samples=min_samples).fit_predict(rows)
     found = [label == number for number in range(label.max() + 1)]
     return sorted(found, key=lambda members: -members.sum()) or [everyone]

@@ -1,6 +1,6 @@
-"""Every distance that the papers name for pulling embeddings (B, D) towards prototypes (B, D): one number a row.
+"""The papers' distances for pulling embeddings (B, D) towards prototypes (B, D): one number per row.
 
-Where the papers give only a name, the form taken here is the one that is written below it.
+Where a paper gives only a name, the docstring states the formula used here.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+NEAR = 1e-5  # a distance below this (times the prototype's length if above 1) is rounding error: its gradient is 0
+FINER = {torch.float64: torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps}  # doubles round less
 
 Distance = Literal["mse", "l1", "l2", "squared_l2", "relu_l2", "cosine", "cross_entropy", "earth_mover"]
 
@@ -19,13 +22,13 @@ def mse(z: Tensor, p: Tensor) -> Tensor:
 
 
 def l1(z: Tensor, p: Tensor) -> Tensor:
-    """Sum of the absolute differences."""
-    return (z - p).abs().sum(-1)
+    """Sum of the absolute differences; a difference of 0 up to rounding (`NEAR`) has no gradient."""
+    return _settled((z - p).abs(), p).sum(-1)
 
 
 def l2(z: Tensor, p: Tensor) -> Tensor:
-    """Length of the difference; its gradient at 0 is 0."""
-    return torch.linalg.vector_norm(z - p, dim=-1)
+    """Length of the difference; at 0 up to rounding (`NEAR`), it has no gradient."""
+    return _settled(torch.linalg.vector_norm(z - p, dim=-1), p)
 
 
 def squared_l2(z: Tensor, p: Tensor) -> Tensor:
@@ -35,15 +38,16 @@ def squared_l2(z: Tensor, p: Tensor) -> Tensor:
 
 def relu_l2(z: Tensor, p: Tensor) -> Tensor:
     """Length of max(z - p, 0): only the coordinates in which the embedding exceeds the prototype are pulled."""
-    return torch.linalg.vector_norm(F.relu(z - p), dim=-1)
+    return _settled(torch.linalg.vector_norm(F.relu(z - p), dim=-1), p)
 
 
 def cosine(z: Tensor, p: Tensor) -> Tensor:
-    """1 - cos(z, p), from 0 to 2."""
-    return 1 - F.cosine_similarity(z, p, dim=-1)
+    """1 - cos(z, p), from 0 to 2; an embedding shorter than `NEAR` has no direction and gets no gradient."""
+    apart = 1 - F.cosine_similarity(z, p, dim=-1)
+    return torch.where(torch.linalg.vector_norm(z, dim=-1) > _near(z), apart, apart.detach())
 
 
-def cross_entropy(z: Tensor, p: Tensor) -> Tensor:
+def softmax_cross_entropy(z: Tensor, p: Tensor) -> Tensor:
     """Cross-entropy of softmax(z) against softmax(p), both over the D coordinates."""
     return -(F.softmax(p, -1) * F.log_softmax(z, -1)).sum(-1)
 
@@ -51,9 +55,26 @@ def cross_entropy(z: Tensor, p: Tensor) -> Tensor:
 def earth_mover(z: Tensor, p: Tensor) -> Tensor:
     """Work to turn softmax(z) into softmax(p), neighbouring coordinates being at distance 1.
 
-    On a line that is the sum of the absolute differences of the two cumulative sums, which has a gradient.
+    On a line this is the sum of the absolute differences of the two cumulative sums, which has a gradient.
     """
-    return (F.softmax(z, -1) - F.softmax(p, -1)).cumsum(-1).abs().sum(-1)
+    return _settled((F.softmax(z, -1) - F.softmax(p, -1)).cumsum(-1).abs()).sum(-1)
+
+
+def _settled(distance: Tensor, p: Tensor | None = None) -> Tensor:
+    """The same values, without gradients where a distance is only rounding error.
+
+    If a prototype was computed from these same samples, their distance is 0 up to rounding. There, a length or an
+    absolute value has slope 1 in a random direction, which would differ between engines.
+    """
+    near: float | Tensor = _near(distance)
+    if p is not None:
+        near = near * torch.linalg.vector_norm(p, dim=-1, keepdim=distance.ndim == p.ndim).clamp(min=1)
+    return torch.where(distance > near, distance, distance.detach())
+
+
+def _near(numbers: Tensor) -> float:
+    """`NEAR` for this tensor's type."""
+    return NEAR * FINER.get(numbers.dtype, 1.0)
 
 
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -63,6 +84,6 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squared_l2": squared_l2,
     "relu_l2": relu_l2,
     "cosine": cosine,
-    "cross_entropy": cross_entropy,
+    "cross_entropy": softmax_cross_entropy,
     "earth_mover": earth_mover,
 }

@@ -1,4 +1,4 @@
-"""Work on a GPU that is captured once and replayed."""
+"""GPU work that is captured once and replayed."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -8,25 +8,25 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from protofed.method import Tree
 
-WARM = 3  # runs before capturing, in which libraries choose their kernels
+WARM = 3  # runs before capturing, so that libraries can choose their kernels
 
 
 class Room:
-    """Memory that captured works share, since only one of them is replayed at a time."""
+    """Memory that captures share, since only one of them is replayed at a time."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
-        self.first = torch.cuda.CUDAGraph()  # while there is one, the memory stays
+        self.first = torch.cuda.CUDAGraph()  # keeps the memory alive
         with torch.cuda.graph(self.first):
             self.something = torch.zeros(1, device="cuda")
         self.pool = self.first.pool()
 
 
 class Replay:
-    """Work on a GPU captured once and replayed: launching it costs one call instead of hundreds.
+    """GPU work captured once and replayed: launching it costs one call instead of hundreds.
 
-    It has memory of its own for all that it takes, which the work may change; what is made in between, and what it
-    returns, is where others make theirs (`room`), so that a result is to be taken before another is replayed.
+    Inputs have their own memory, which the work may change. Intermediate values and results share memory with other
+    captures (`room`), so take a result before another capture is replayed.
     """
 
     def __init__(self, work: Callable[..., Tree], inputs: Sequence[Tree], room: Room) -> None:
@@ -38,12 +38,12 @@ class Replay:
         torch.cuda.current_stream().wait_stream(room.stream)
         self.graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # what is sent may be there already
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # inputs may already be on the GPU
             with torch.cuda.graph(self.graph, pool=room.pool):
                 self.outputs = work(*self.inputs)
 
     def load(self, *inputs: Tree) -> None:
-        """Take these; those that are shorter than what there is room for fill its beginning."""
+        """Copy in these inputs; shorter ones fill the beginning of their buffer."""
         mine, given = tree_leaves(self.inputs), tree_leaves(inputs)
         same = [(m, g) for m, g in zip(mine, given, strict=True) if m.shape == g.shape]
         if same:
@@ -56,12 +56,12 @@ class Replay:
         self.graph.replay()
 
     def result(self, *inputs: Tree) -> Tree:
-        """What the work returns for these."""
+        """What the work returns for these inputs."""
         self.load(*inputs)
         self.graph.replay()
         return tree_map(torch.clone, self.outputs)
 
 
 def captured(work: Callable[..., Tree], *inputs: Tree) -> Callable[..., Tree]:
-    """The same work for inputs of these shapes, on a GPU without launching its every operation."""
+    """The same work for inputs of these shapes; on a GPU it is captured, so its operations need one launch."""
     return Replay(work, inputs, Room()).result if any(t.is_cuda for t in tree_leaves(inputs)) else work

@@ -1,4 +1,4 @@
-"""Unit vectors that keep their distance: initial class prototypes."""
+"""Unit vectors far apart from each other: initial class prototypes."""
 
 import math
 from functools import lru_cache
@@ -22,7 +22,7 @@ def orthogonal(classes: int, dim: int, seed: int) -> Tensor:
 
 
 def simplex(classes: int, dim: int, seed: int) -> Tensor:
-    """Unit rows (C, D) with pairwise cosine -1 / (C - 1), the best there is while C <= D + 1."""
+    """Unit rows (C, D) with pairwise cosine -1 / (C - 1), which is optimal for C <= D + 1."""
     corners = torch.eye(classes, dtype=torch.float64) - 1 / classes  # a regular simplex in C - 1 dimensions
     basis = torch.linalg.svd(corners).Vh[: max(classes - 1, 1)]
     flat = F.normalize(corners @ basis.T) if classes > 1 else torch.ones(1, 1, dtype=torch.float64)
@@ -32,11 +32,11 @@ def simplex(classes: int, dim: int, seed: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def separated(classes: int, dim: int, seed: int) -> Tensor:
-    """Unit rows (C, D) whose smallest distance is as large as can be: problem (1) of FedNH.
+    """Unit rows (C, D) with the largest possible smallest distance: problem (1) of FedNH.
 
-    Up to D + 1 classes it is the regular simplex, in the plane the regular polygon, up to 2 D classes the axes and
-    their opposites. Beyond that there is no formula: the smallest distance is maximised through a soft minimum that is
-    made harder step by step, from several starts.
+    Up to D + 1 classes this is the regular simplex, in the plane the regular polygon, up to 2 D classes the axes and
+    their opposites. Beyond that there is no formula: the smallest distance is maximised from several starts, through a
+    soft minimum that becomes harder step by step.
     """
     if classes <= dim + 1:
         return simplex(classes, dim, seed)
@@ -69,7 +69,7 @@ def _spread_out(start: Tensor) -> Tensor:
             optimizer.zero_grad()
             unit = F.normalize(point)
             cosine = (unit @ unit.T)[pairs[0], pairs[1]]
-            (torch.logsumexp(hardness * cosine, 0) / hardness).backward()
+            torch.autograd.backward(torch.logsumexp(hardness * cosine, 0) / hardness)
             optimizer.step()
         rows = F.normalize(point.detach())
         best = max(best, rows, key=smallest_distance)

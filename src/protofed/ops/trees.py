@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from protofed.method import Each, Mean, Params, Tree
 
@@ -29,18 +29,18 @@ def under(params: Params, prefixes: str | Sequence[str], strip: bool = False) ->
 
 
 def floating(tensors: Params) -> Params:
-    """Those that can be averaged: BatchNorm's counter of batches, for one, cannot."""
+    """The entries that can be averaged: BatchNorm's batch counter, for example, cannot."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 
 def squared_distance(left: Params, right: Params) -> Tensor:
-    """Sum over all shared names of the squared differences."""
+    """The squared differences, summed over all shared names."""
     parts = [((left[name] - right[name]) ** 2).sum() for name in left if name in right]
     return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
 def all_finite(tree: Tree) -> Tensor:
-    """Whether there is neither NaN nor infinity in a tree, as a tensor."""
+    """Whether a tree is free of NaN and infinity, as a tensor."""
     leaves = [leaf for leaf in tree_leaves(tree) if leaf.is_floating_point()]
     return torch.stack([torch.isfinite(leaf).all() for leaf in leaves]).all()
 
@@ -50,17 +50,17 @@ def is_node(node: Any) -> bool:
 
 
 def map_nodes(fn: Callable[..., Any], *trees: Tree) -> Tree:
-    """Apply fn to every Mean and Each (and to the tensors outside of them)."""
+    """Apply fn to every Mean and Each (and to the tensors outside them)."""
     return tree_map(fn, *trees, is_leaf=is_node)
 
 
 def alone(up: Tree) -> Tree:
-    """One client's upload as the upload of a group of one: an Each gets its axis of clients."""
+    """One client's upload as that of a group of one: an Each gets an axis of clients."""
     return map_nodes(lambda node: Each(tree_map(lambda t: t[None], node.rows)) if isinstance(node, Each) else node, up)
 
 
 def merge(left: Tree, right: Tree) -> Tree:
-    """Two groups of clients become one: Means add, Eaches line up."""
+    """Merge two groups of clients: Means add, Eaches are concatenated."""
 
     def join(a: Mean | Each, b: Mean | Each) -> Mean | Each:
         if isinstance(a, Mean) and isinstance(b, Mean):
@@ -71,8 +71,14 @@ def merge(left: Tree, right: Tree) -> Tree:
 
 
 def deal(down: Tree, index: int) -> Tree:
-    """What the index-th client of the cohort gets: its own row of every Each, and all the rest."""
+    """What the index-th client of the cohort gets: its own row of every Each, and everything else whole."""
     return map_nodes(
         lambda node: tree_map(lambda t: t[index], node.rows) if isinstance(node, Each) else node,
         down,
     )
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """The trees of several clients as one with an axis of clients."""
+    form = tree_flatten(trees[0])[1]
+    return tree_unflatten([torch.stack(leaves) for leaves in zip(*map(tree_leaves, trees), strict=True)], form)

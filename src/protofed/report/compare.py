@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from protofed.atomic import write_atomically
-from protofed.report.columns import METRICS, deviation
-from protofed.results import Result
+from protofed.report.columns import METRICS
+from protofed.report.rules import rule_of
+from protofed.runs.measure import Result
+from protofed.runs.numbers import over_seeds
 
-COLUMNS = {metric.key: metric.title for metric in METRICS.values() if metric.unit == "%"}
+KEYS = [metric.key for metric in METRICS.values() if metric.unit == "%"]
 
 
 def rows(results: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
@@ -19,19 +21,11 @@ def rows(results: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
         first = runs[0].summary
         row: dict[str, Any] = {"method": method, "judged by": f"{first['inference']}, {first['candidates']}"}
         row["seeds"] = [r.summary["seed"] for r in runs]
-        for key in (*COLUMNS, "params_up_per_round", "bytes_up", "bytes_down", "seconds"):
-            values = [r.summary[key] for r in runs if r.summary.get(key) is not None]
-            row[key] = list(deviation(values)) if values else None
+        for key in (*KEYS, "params_up_per_round", "bytes_up", "bytes_down", "seconds"):
+            found = over_seeds(r.summary.get(key) for r in runs)
+            row[key] = found and list(found)
         table.append(row)
     return table
-
-
-def sent(number: float) -> str:
-    """A number of parameters or bytes, short."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{unit}"
-    return f"{number:.0f}"
 
 
 def write(results: Mapping[str, Sequence[Result]], table: str, folder: Path) -> list[Path]:
@@ -41,5 +35,10 @@ def write(results: Mapping[str, Sequence[Result]], table: str, folder: Path) -> 
     write_atomically(paths[1], table.encode())
     from protofed.report import pictures  # with Matplotlib, which takes its time
 
-    pictures.curves({method: [r.rounds for r in runs] for method, runs in results.items()}, paths[2])
+    rules = {method: rule_of(runs[0].summary) for method, runs in results.items()}
+    one = f", {next(iter(rules.values()))}" if len(set(rules.values())) == 1 else ""
+    named = {
+        method if one else f"{method}, by {rules[method]}": [r.rounds for r in results[method]] for method in rules
+    }
+    pictures.draw_comparison(named, paths[2], judged=one)
     return paths

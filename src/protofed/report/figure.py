@@ -11,19 +11,21 @@ MOST_POINTS = 250  # of a line; a screen shows no more
 MOST_NAMED = 30  # classes beside a heat map; of more, superclasses are named where there are some
 MOST_PANELS = 12  # one a method
 
+Numbers = Sequence[float] | np.ndarray
+
 
 @dataclass(frozen=True)
 class Line:
     """A line, with a band where `low` and `high` are given; `label` is the method it is hidden with."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float | None]
+    x: Numbers
+    y: Sequence[float | None] | np.ndarray
     colour: str
     dash: str = "solid"
     label: str | None = None
-    low: Sequence[float | None] | None = None
-    high: Sequence[float | None] | None = None
+    low: Sequence[float | None] | np.ndarray | None = None
+    high: Sequence[float | None] | np.ndarray | None = None
     hover: Sequence[str] | None = None
 
 
@@ -56,8 +58,8 @@ class Points:
     """Marks at places; sizes are diameters in pixels."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Numbers
+    y: Numbers
     colours: str | Sequence[str]
     sizes: float | Sequence[float] = 6.0
     symbol: str = "circle"

@@ -1,91 +1,104 @@
-"""Finished runs, with the labels by which a table tells them apart; whatever is not one is named, and left out."""
+"""Run folders, found and told apart: for a table the finished ones, for a report all; whatever is not one is named."""
 
-import json
-import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from protofed.environment import changed_code
-from protofed.errors import UserError
-from protofed.experiment import Experiment
-from protofed.folder import RunFolder
-from protofed.report.runs import flat, that_counts
+from protofed.config.unwritten import unwritten
+from protofed.errors import UserError, asked_in_python, option
+from protofed.report.parts import Remark
+from protofed.report.runs import Run, alike, one_data, read_finished, read_run
+from protofed.runs import listing
+from protofed.runs.folder import RunFolder
+from protofed.version import VERSION
 
 ASIDE = ("device", "engine.", "record.", "evaluate.own", "evaluate.gm")  # keys that make no other experiment of it
-LISTING = "cells.json"  # in the folder of a sweep: which run is which cell
-FAILED = ".failed.txt"  # behind the name of a cell that failed: its reason
 NEEDED = ("method", "seed", "rounds", "partition", "accuracy_mean")  # keys without which a summary is not one
 HALF = "half written: it has no experiment.toml"
-TRACES = ("summary.json", "rounds.jsonl", "checkpoints", "partition.npz")  # of a run without its experiment.toml
-
-
-class LeftOut(NamedTuple):
-    """A folder that is in no table, and why."""
-
-    folder: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"left out: {self.folder}: {self.reason}"
-
-
-class Run:
-    """A finished run and its labels: experiment, method, seed, and whatever else tells it from others."""
-
-    def __init__(self, folder: Path, summary: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> None:
-        self.folder, self.summary = folder, dict(summary)
-        self.labels = dict(labels) if labels is not None else {"method": str(summary["method"])}
-
-    @property
-    def seed(self) -> int:
-        return int(self.summary["seed"])
-
-    @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
-        return RunFolder(self.folder).rounds()
-
-    @cached_property
-    def experiment(self) -> dict[str, Any]:
-        """Every key with its value, as the run's folder says: not all may be known here."""
-        return RunFolder(self.folder).experiment_dict()
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        return RunFolder(self.folder).environment()
-
-    def changed_code(self) -> list[str]:
-        """Import paths of methods and models whose file is not what it was."""
-        if not self.environment.get("own"):
-            return []
-        try:
-            return changed_code(RunFolder(self.folder), Experiment.from_dict(self.experiment))
-        except UserError:  # of another version, or the file is gone
-            return []
-
-    @property
-    def version(self) -> str:
-        """The protofed that made it."""
-        return str(self.environment.get("protofed", "?"))
-
-    @cached_property
-    def data(self) -> tuple[str, str]:
-        """Who had what: the hash of the partition, and the fingerprint of the data where it was kept."""
-        try:
-            with np.load(self.folder / "partition.npz", allow_pickle=False) as stored:
-                return str(self.summary["partition"]), str(stored["fingerprint"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return str(self.summary["partition"]), ""
+TRACES = ("summary.json", "rounds.jsonl", "checkpoints")  # of a run without its experiment.toml
+NO_FOLDER, HOLDS_NONE = "there is no such folder", "holds no run"
+Found = tuple[Path, dict[str, str] | None]
+"""A folder that should be a run, and its labels where a sweep gave it some."""
 
 
 class Collected(NamedTuple):
-    """The runs of a table, and what is not among them."""
+    """The runs of a table, and the folders that are not among them."""
 
     runs: list[Run]
-    left_out: list[LeftOut]
+    left_out: list[Remark]
+
+
+class Gathered(NamedTuple):
+    """The runs of a report, the folders that are not among them, and parts of runs that are not."""
+
+    runs: list[Run]
+    left_out: list[Remark]
+    remarks: list[Remark]
+
+
+def gather(paths: Iterable[str | Path], *, everything: bool = False) -> Gathered:
+    """All runs in these folders, or below them, finished or not; `everything` as in `collect`."""
+    found = Gathered([], [], [])
+    folders: dict[Path, Found] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            found.left_out.append(Remark(path, "is a file, not a folder" if path.exists() else NO_FOLDER))
+            continue
+        before = len(found.left_out)
+        here = [one for one in _candidates(path, everything, found.left_out, True) if one[0].is_dir()]
+        if not here and len(found.left_out) == before:
+            found.left_out.append(Remark(path, HOLDS_NONE))
+        for place, labels in here:
+            folders.setdefault(place.resolve(), (place, labels))
+    made = {
+        folder: RunFolder(folder).environment() for folder, _ in folders.values()
+    }  # `read_run` names what is damaged
+    versions = {folder: str(about["protofed"]) for folder, about in made.items() if "protofed" in about}
+    kept = _that_counts(versions.values())
+    for folder, labels in folders.values():
+        if versions.get(folder, kept) != kept:
+            found.left_out.append(Remark(folder, f"made by protofed {versions[folder]}, not {kept}"))
+            continue
+        remarks: list[Remark] = []
+        try:
+            run = read_run(folder, remarks, (labels or {}).get("method", ""))
+        except UserError as error:
+            found.left_out.append(Remark(folder, str(error)))
+            continue
+        if _add(run, found):
+            found.remarks.extend(remarks)
+    return found
+
+
+def _add(run: Run, found: Gathered) -> bool:
+    """Whether a run is in the report: of two with one set of settings and one seed the one that is further."""
+    twin = next((other for other in found.runs if other.settings == run.settings and one_data(other, run)), None)
+    if twin is not None and _far(run) <= _far(twin):
+        found.left_out.append(Remark(run.folder, f"has the settings and the seed of {twin.folder}, which is in"))
+        return False
+    if twin is not None:  # a run that was killed, and started again
+        found.runs.remove(twin)
+        found.left_out.append(Remark(twin.folder, f"has the settings and the seed of {run.folder}, which is in"))
+    if any(other.views and alike(other, run) for other in found.runs):
+        run = replace(run, views={})  # one seed's are drawn; of many runs they would fill the memory
+    failed = listing.reason(run.folder)
+    if run.summary is None and failed.is_file():
+        found.remarks.append(Remark(run.folder, f"{_unfinished(RunFolder(run.folder))}. It is drawn as far as it goes"))
+    found.runs.append(run)
+    return True
+
+
+def _far(run: Run) -> tuple[bool, int]:
+    """A finished run counts more than one that is not, and that more than one of fewer rounds."""
+    return run.summary is not None, len(run.rounds)
+
+
+def _that_counts(versions: Iterable[str]) -> str:
+    """Numbers of different versions are not mixed: this one's count, or where there are none those of most runs."""
+    many = Counter(versions)
+    return VERSION if VERSION in many or not many else many.most_common(1)[0][0]
 
 
 def collect(
@@ -95,130 +108,140 @@ def collect(
 
     `everything` takes runs that lie in a sweep's folder without being of it, `any_version` those of other versions.
     """
-    left_out: list[LeftOut] = []
-    named: list[tuple[Path, dict[str, str] | None]] = []
-    for folder in [source] if isinstance(source, str | Path) else source:
+    left_out: list[Remark] = []
+    named: list[Found] = []
+    for folder in source if isinstance(source, Iterable) and not isinstance(source, str) else [source]:
+        if not isinstance(folder, str | Path):
+            raise UserError(f"runs is {type(folder).__name__}. Give the path of a folder, or a list of such paths.")
         if not Path(folder).is_dir():
             raise UserError(f"there is no folder {str(folder)!r}. Name the folder of a sweep, of a run, or of several.")
         named += _candidates(Path(folder), everything, left_out)
-    return read(named, left_out, any_version)
+    return finished_runs(named, left_out, any_version)
 
 
-def read(
-    named: Iterable[tuple[Path, Mapping[str, str] | None]], left_out: Sequence[LeftOut] = (), any_version: bool = False
+def finished_runs(
+    named: Iterable[tuple[Path, Mapping[str, str] | None]], left_out: Sequence[Remark] = (), any_version: bool = False
 ) -> Collected:
     """The finished runs in these folders, with the labels that a sweep gave them."""
     found = [_read(path, labels) for path, labels in named]
     runs = [run for run in found if isinstance(run, Run)]
-    left_out = [*left_out, *(out for out in found if isinstance(out, LeftOut))]
+    left_out = [*left_out, *(out for out in found if isinstance(out, Remark))]
     if not any_version:
         runs = _one_version(runs, left_out)
-    _label(runs)
-    return Collected(runs, left_out)
+    return Collected(_labelled(runs), left_out)
 
 
-def _candidates(
-    folder: Path, everything: bool, left_out: list[LeftOut]
-) -> Iterator[tuple[Path, dict[str, str] | None]]:
-    """Folders that should be runs, with their labels where a sweep says them."""
-    if RunFolder(folder).exists:
+def _candidates(folder: Path, everything: bool, left_out: list[Remark], tolerant: bool = False) -> Iterator[Found]:
+    """Folders that should be runs: of a sweep its cells, elsewhere all; `tolerant` of a damaged listing."""
+    if any((folder / name).exists() for name in ("experiment.toml", *TRACES)):
         yield folder, None
         return
-    if not (folder / LISTING).is_file():
-        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-        if any((folder / name).exists() for name in TRACES):
-            left_out.append(LeftOut(folder, HALF))
-            return
+    inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] not in "._"]
+    listed = _listed(folder, left_out, tolerant)
+    if listed is None:
         for path in inner:
-            yield from _candidates(path, everything, left_out)
+            yield from _candidates(path, everything, left_out, tolerant)
         return
-    try:
-        rows = json.loads((folder / LISTING).read_text())
-        listing = [(str(row["folder"]), row["labels"] | {"method": str(row["labels"]["method"])}) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / LISTING} is damaged ({error}). Run the sweep again: it writes it anew.") from None
-    yield from ((folder / name, labels) for name, labels in listing)
-    known = {name for name, _ in listing}
-    for path in sorted(path for path in folder.iterdir() if RunFolder(path).exists and path.name not in known):
+    yield from ((folder / name, labels) for name, labels in listed)
+    known = {name for name, _ in listed}
+    for path in (path for path in inner if RunFolder(path).exists and path.name not in known):
         if everything:
             yield path, None
         else:
-            left_out.append(LeftOut(path, "not a cell of sweep.toml (--all takes it)"))
+            taken = option("everything" if asked_in_python() else "all", True)
+            left_out.append(Remark(path, f"not a cell of sweep.toml ({taken} takes it)"))
 
 
-def _read(path: Path, labels: Mapping[str, str] | None) -> Run | LeftOut:
+def _listed(folder: Path, left_out: list[Remark], tolerant: bool) -> list[tuple[str, dict[str, str]]] | None:
+    """The cells of a sweep; None where the folder is of none."""
+    if not (folder / listing.LISTING).is_file():
+        return None
+    try:
+        return listing.read_cells(folder)
+    except UserError as error:
+        if not tolerant:
+            raise
+        left_out.append(Remark(folder / listing.LISTING, str(error)))
+        return None
+
+
+def _read(path: Path, labels: Mapping[str, str] | None) -> Run | Remark:
     folder = RunFolder(path)
     try:
-        failed = path.with_name(f"{path.name}{FAILED}")
-        why = next(iter(failed.read_text(encoding="utf-8").splitlines()), "") if failed.is_file() else ""
-        if not folder.exists and any((path / name).exists() for name in TRACES):
-            return LeftOut(path, HALF)
-        if not folder.exists:
-            return LeftOut(path, f"failed: {why}" if why else "not run yet")
-        if not folder.finished:
-            done = f"{len(folder.rounds())} of {folder.experiment_dict().get('rounds', '?')} rounds"
-            return LeftOut(path, f"failed after {done}: {why}" if why else f"unfinished: {done}")
+        if why_not := _unfinished(folder):
+            return Remark(path, why_not)
         summary = folder.summary()
-        lacking = [key for key in NEEDED if key not in summary]
-        if lacking:
-            return LeftOut(path, f"of another version: its summary.json has no {', '.join(lacking)}")
+        if lacking := [key for key in NEEDED if key not in summary]:
+            return Remark(path, f"of another version: its summary.json has no {', '.join(lacking)}")
         if type(summary["seed"]) is not int:
-            return LeftOut(path, f"its summary.json is damaged: seed is {summary['seed']!r}")
-        run = Run(path, summary, labels)
-        method = run.experiment.get("method")
-        if (method.get("name") if isinstance(method, dict) else method) != summary["method"]:
-            return LeftOut(path, "its experiment.toml and summary.json are of different methods")
-        if not all(type(line.get("round")) is int for line in run.rounds):
-            return LeftOut(path, "its rounds.jsonl is damaged: a line is no round")
-        last = run.rounds[-1]["round"] if run.rounds else 0
-        if last != summary["rounds"]:
-            return LeftOut(path, f"its rounds.jsonl ends at round {last} of {summary['rounds']}")
+            return Remark(path, f"its summary.json is damaged: seed is {summary['seed']!r}")
+        run = read_finished(path, labels)
     except (UserError, OSError, UnicodeDecodeError) as error:
-        return LeftOut(path, str(error))
+        return Remark(path, str(error))
+    if run.settings.get("method.name", run.settings.get("method")) != summary["method"]:
+        return Remark(path, "its experiment.toml and summary.json are of different methods")
+    if not all(type(line.get("round")) is int for line in run.rounds):
+        return Remark(path, "its rounds.jsonl is damaged: a line is not a round")
+    last = run.rounds[-1]["round"] if run.rounds else 0
+    if last != summary["rounds"]:
+        return Remark(path, f"its rounds.jsonl ends at round {last} of {summary['rounds']}")
     return run
 
 
-def _one_version(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
+def _unfinished(folder: RunFolder) -> str:
+    """Why a folder has no finished run; empty if it has one."""
+    failed = listing.reason(folder.path)
+    why = next(iter(failed.read_text(encoding="utf-8").splitlines()), "") if failed.is_file() else ""
+    if not folder.exists and any((folder.path / name).exists() for name in TRACES):
+        return HALF
+    if not folder.exists:
+        return f"failed: {why}" if why else "not run yet"
+    if folder.finished:
+        return ""
+    done = f"{len(folder.rounds())} of {folder.experiment_dict().get('rounds', '?')} rounds"
+    return f"failed after {done}: {why}" if why else f"unfinished: {done}"
+
+
+def _one_version(runs: Sequence[Run], left_out: list[Remark]) -> list[Run]:
     """Those of the version that counts."""
-    kept = that_counts(run.version for run in runs)
+    kept = _that_counts(run.version for run in runs)
     for run in runs:
         if run.version != kept:
-            left_out.append(LeftOut(run.folder, f"made by protofed {run.version}, not {kept} (--any-version takes it)"))
+            taken = option("any-version", True)
+            left_out.append(Remark(run.folder, f"made by protofed {run.version}, not {kept} ({taken} takes it)"))
     return [run for run in runs if run.version == kept]
 
 
 def unlike(run: Run, other: Run) -> list[str]:
     """In which keys, known to both, two runs differ that should differ in their seed alone."""
-    ours, theirs = _flat(run.experiment), _flat(other.experiment)
+    ours, theirs = _keys(run), _keys(other)
     same = [key for key in ours if key in theirs and not key.startswith(ASIDE)]
     return [f"{key} {theirs[key]!r} -> {ours[key]!r}" for key in same if ours[key] != theirs[key]]
 
 
-def _label(runs: Sequence[Run]) -> None:
-    """Labels of runs that belong to no sweep: the method, and every key in which runs differ."""
+def _labelled(runs: Sequence[Run]) -> list[Run]:
+    """With labels for those that belong to no sweep: the method, and every key in which runs differ."""
     if all("experiment" in run.labels for run in runs):
-        return
-    plain = [_flat(run.experiment) for run in runs]
+        return list(runs)
     values: dict[tuple[str, str], set[str]] = {}
-    for run, keys in zip(runs, plain, strict=True):
-        for key, value in keys.items():
+    for run in runs:
+        for key, value in _keys(run).items():
             values.setdefault(_scope(run, key), set()).add(str(value))
-    for run, keys in zip(runs, plain, strict=True):
+
+    def labelled(run: Run) -> Run:
         if "experiment" in run.labels:
-            continue
-        differ = {key: str(value) for key, value in keys.items() if len(values[_scope(run, key)]) > 1}
-        run.labels = {"experiment": "", "method": str(run.summary["method"]), "seed": str(run.seed), **differ}
+            return run
+        differ = {key: str(value) for key, value in _keys(run).items() if len(values[_scope(run, key)]) > 1}
+        return replace(run, labels={"experiment": "", "method": run.name, "seed": str(run.seed), **differ})
+
+    return [labelled(run) for run in runs]
 
 
 def _scope(run: Run, key: str) -> tuple[str, str]:
     """A key of [method] is compared within one method, every other among all."""
-    return (str(run.summary["method"]) if key.startswith("method.") else "", key)
+    return (run.name if key.startswith("method.") else "", key)
 
 
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key but those by which runs are told apart anyway; several models have the keys that one has."""
-    if isinstance(models := table.get("model"), list):
-        several = {str(i): dict(model) if isinstance(model, dict) else {} for i, model in enumerate(models)}
-        names = [str(model.pop("name", "?")) for model in several.values()]
-        table = {**table, "model": {"name": "+".join(names), **several}}
-    return {key: value for key, value in flat(table).items() if key not in ("seed", "method.name")}
+def _keys(run: Run) -> dict[str, Any]:
+    """Every key but those by which runs are told apart anyway."""
+    return {key: value for key, value in (unwritten() | run.settings).items() if key not in ("seed", "method.name")}

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from protofed.report.runs import Run, alike, but_seed
+from protofed.report.labels import short_labels
+from protofed.report.rules import Rule
+from protofed.report.runs import Run, alike, but_seed, code_notes
 from protofed.report.style import Look, looks
 
 MISSING = "-"
-LONGEST = 60  # characters of a label; beyond, a folder's name says it
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +33,18 @@ class Group:
         """The finished runs, or while there is none all of them, as they stand."""
         return self.finished or self.runs
 
+    @property
+    def rule(self) -> Rule:
+        """By which its method judges."""
+        return self.runs[0].rule
+
+    @property
+    def name(self) -> str:
+        """The label, and whether its runs are finished: what a reader of a figure sees."""
+        left = len(self.runs) - len(self.finished)
+        many = f"{left} of {len(self.runs)} seeds " if len(self.runs) > 1 else ""
+        return f"{self.label} ({many}unfinished)" if left else self.label
+
     def first(self, has: Callable[[Run], Any]) -> Run | None:
         """The run of the lowest seed that has something."""
         return next((run for run in self.runs if has(run)), None)
@@ -55,35 +66,35 @@ def group(runs: Iterable[Run]) -> list[Group]:
     ]
 
 
+def judged(groups: Sequence[Group]) -> dict[str, str]:
+    """The rule of each label, where their rules differ; else nothing has to be said."""
+    rules = {some.label: str(some.rule) for some in groups}
+    return rules if len(set(rules.values())) > 1 else {}
+
+
+def titled(groups: Sequence[Group]) -> dict[str, str]:
+    """What stands above a panel of each label: the rule too, where rules differ."""
+    rules = judged(groups)
+    return {some.label: ", by ".join([some.name, *filter(None, [rules.get(some.label)])]) for some in groups}
+
+
 def _labels(runs: Sequence[Run]) -> list[str]:
     """The name, with the settings that tell it from others of that name: short where that is enough."""
     for brief in (True, False):
-        labels = [_label(run, runs, brief) for run in runs]
-        if len(set(labels)) == len(labels):
-            break
-    folders = [f"{run.name} ({run.folder.name})" for run in runs]
-    if len(set(folders)) == len(folders):
-        both = zip(labels, folders, strict=True)
-        labels = [folder if LONGEST < len(label) > len(folder) else label for label, folder in both]
-    twice = {label for label in labels if labels.count(label) > 1}
-    return [f"{label} ({run.folder})" if label in twice else label for label, run in zip(labels, runs, strict=True)]
+        found = short_labels([(run.name, _parameters(run, runs, brief)) for run in runs])
+        if len(set(found)) == len(found):
+            return found
+    twice = {each for each in found if found.count(each) > 1}
+    return [f"{each} ({run.folder})" if each in twice else each for each, run in zip(found, runs, strict=True)]
 
 
-def _label(run: Run, runs: Sequence[Run], brief: bool) -> str:
+def _parameters(run: Run, runs: Sequence[Run], brief: bool) -> dict[str, str]:
     """`brief`: of a partition, model or data set of another name not every key."""
     keys = differing([but_seed(other) for other in runs if other.name == run.name])
     named = {key.removesuffix(".name") for key in keys if key.endswith(".name")} if brief else set()
     mine = [key for key in keys if key in run.settings]
     mine = [key for key in mine if key.partition(".")[0] not in named or key.endswith(".name")]
-    return ", ".join([run.name, *(f"{_short(key, keys)}={_value(run.settings[key])}" for key in mine)])
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
-    """The last part of a key, where it is enough."""
-    first, _, last = key.rpartition(".")
-    if last == "name":
-        return first
-    return key if sum(k.rpartition(".")[2] == last for k in keys) > 1 else last
+    return {key: _value(run.settings[key]) for key in mine}
 
 
 def _value(value: Any) -> str:
@@ -118,7 +129,18 @@ def incomparable(groups: Sequence[Group]) -> list[str]:
     if len({tuple(run.seed for run in some.counted) for some in groups}) > 1:
         shown = "; ".join(f"{some.label} {', '.join(str(run.seed) for run in some.counted)}" for some in groups)
         reasons.append(f"Different {'finished ' if any(run.summary is None for run in runs) else ''}seeds: {shown}.")
-    return reasons
+    return [*reasons, *(note for some in groups for note in code_notes(some.label, some.runs))]
+
+
+def not_finished(groups: Sequence[Group]) -> list[str]:
+    """Which runs are drawn only as far as they go, a line a method."""
+    left = {some.label: [run for run in some.runs if run.summary is None] for some in groups}
+    return [
+        f"Not finished: {label}, seed {', '.join(str(run.seed) for run in runs)}, "
+        f"after round {', '.join(str(run.rounds[-1]['round']) for run in runs)} of {runs[0].settings['rounds']}."
+        for label, runs in left.items()
+        if runs
+    ]
 
 
 def _sets(groups: Sequence[Group], key: Callable[[Run], str]) -> list[list[str]]:
@@ -134,9 +156,3 @@ def _listed(sets: Sequence[Sequence[str]]) -> str:
     """Labels that belong together, with quotes where they have commas of their own."""
     commas = any("," in label for labels in sets for label in labels)
     return "; ".join(", ".join(f"'{label}'" if commas else label for label in labels) for labels in sets)
-
-
-def over_seeds(values: Iterable[float | None]) -> tuple[float, float] | None:
-    """Mean and deviation over those seeds that have the number."""
-    known = [value for value in values if value is not None]
-    return (float(np.mean(known)), float(np.std(known))) if known else None

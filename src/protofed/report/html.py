@@ -9,9 +9,9 @@ from typing import Any
 from protofed.report import interactive, summary
 from protofed.report.figure import Figure
 from protofed.report.figures import figures
-from protofed.report.groups import group, incomparable
-from protofed.report.runs import Gathered
-from protofed.report.style import DARK
+from protofed.report.gather import Gathered
+from protofed.report.groups import group, incomparable, not_finished
+from protofed.report.style import DARK, SCALES
 from protofed.version import VERSION
 
 Tell = Callable[[int, int], None]
@@ -34,14 +34,19 @@ def build(gathered: Gathered, tell: Tell | None = None) -> tuple[dict[str, Any],
     reasons = incomparable(groups)
     shown: dict[str, Any] = {
         "version": VERSION,
-        "methods": [{"label": some.label, "colour": some.look.colour, "dash": some.look.dash} for some in groups],
+        "methods": [
+            {"label": some.label, "name": some.name, "colour": some.look.colour, "dash": some.look.dash}
+            for some in groups
+        ],
         "dark": DARK,
+        "scales": SCALES,
         "facts": summary.facts(groups),
         "incomparable": reasons,
-        "left_out": [list(remark) for remark in gathered.left_out],
-        "remarks": [list(remark) for remark in gathered.remarks],
+        "unfinished": not_finished(groups),
+        "left_out": [[str(folder), why] for folder, why in gathered.left_out],
+        "remarks": [[str(folder), why] for folder, why in gathered.remarks],
         "headline": summary.headline(groups, not reasons),
-        "summary": summary.table(groups, not reasons),
+        "summary": summary.summary_table(groups, not reasons),
         "settings": summary.settings(groups) if groups else None,
         "figures": [interactive.figure(some) for some in drawn],
         "environments": summary.environments(groups),

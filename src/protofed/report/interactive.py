@@ -62,17 +62,7 @@ def plot(some: Plot) -> dict[str, Any]:
     heat = next((mark for mark in some.marks if isinstance(mark, Heat)), None)
     layout: dict[str, Any] = {"xaxis": _axis(some.x, heat), "yaxis": _axis(some.y, heat), "barmode": "stack"}
     if heat is not None:
-        rows, columns = heat.z.shape
-        layout["yaxis"] |= {"range": [rows - 0.5, -0.5]}
-        layout["xaxis"] |= {"range": [-0.5, columns - 0.5]}
-        if some.square:
-            layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
-            layout["xaxis"] |= {"constrain": "domain"}
-        width = 1.2 if rows <= MOST_NAMED else 0.4
-        if heat.above and rows > MOST_NAMED:
-            layout["xaxis"]["showticklabels"] = False  # the same as beside it, with no room for them
-            layout["yaxis"]["tickfont"] = {"size": 10}
-        layout["shapes"] = [_break(at, side, width) for at in heat.breaks for side in "xy"]
+        _lay_out(layout, heat, some.square)
     lines = [mark for mark in some.marks if isinstance(mark, Line)]
     if counted(some.x.title) and heat is None and _long(some) < TICKS:
         layout["xaxis"]["dtick"] = 1
@@ -82,6 +72,21 @@ def plot(some: Plot) -> dict[str, Any]:
     data = [one for mark in some.marks for one in traces(mark)]
     data.sort(key=lambda one: not one["meta"].get("band"))  # no band over another's line
     return {"data": data, "layout": layout}
+
+
+def _lay_out(layout: dict[str, Any], heat: Heat, square: bool) -> None:
+    """Axes of a heat map that end where its cells do, and lines between its blocks."""
+    rows, columns = heat.z.shape
+    layout["yaxis"] |= {"range": [rows - 0.5, -0.5]}
+    layout["xaxis"] |= {"range": [-0.5, columns - 0.5]}
+    if square:
+        layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
+        layout["xaxis"] |= {"constrain": "domain"}
+    width = 1.2 if rows <= MOST_NAMED else 0.4
+    if heat.above and rows > MOST_NAMED:
+        layout["xaxis"]["showticklabels"] = False  # they are those of the other axis, and there is no room
+        layout["yaxis"]["tickfont"] = {"size": 10}
+    layout["shapes"] = [_break(at, side, width) for at in heat.breaks for side in "xy"]
 
 
 def _long(some: Plot) -> float:

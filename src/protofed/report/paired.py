@@ -28,7 +28,7 @@ class Paired(NamedTuple):
         return self.n >= FEWEST and self.p_holm is not None and self.p_holm < LEVEL
 
 
-def compare(row: Mapping[int, float], baseline: Mapping[int, float]) -> Paired | None:
+def paired_test(row: Mapping[int, float], baseline: Mapping[int, float]) -> Paired | None:
     """The row's values by seed against the baseline's; None without a common seed."""
     seeds = sorted(set(row) & set(baseline))
     if not seeds:

@@ -5,29 +5,25 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import singledispatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from protofed.atomic import write_atomically
-from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, shorten, told_apart
-from protofed.report.style import LINES, counted, ink
+from protofed.report.figure import Axis, Bars, Figure, Heat, Line, Panel, Plot, Points, Words, told_apart
+from protofed.report.marks import MOST_NAMES, SYMBOLS, draw_mark
+from protofed.report.style import LINES, counted
 
 FORMATS = ("png", "svg", "pdf")
-SYMBOLS = {"circle": "o", "diamond": "D", "star": "*", "square": "s"}
-PLAIN = LinearSegmentedColormap.from_list("plain", ["#f7fafc", "#6aaed6", "#08477f"])
-TWO = LinearSegmentedColormap.from_list("two", ["#b4500a", "#f7f7f7", "#0a5a9c"])
 STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8,
     "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
@@ -37,7 +33,7 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
 LETTERS = 13  # of a title in an inch
-MOST_NAMES = 24  # along the side of a heat map
+SMALL = 17  # of a warning
 
 
 def save(
@@ -45,25 +41,38 @@ def save(
     folder: Path,
     tell: Callable[[int, int], None] | None = None,
     note: Callable[[str], object] = warnings.warn,
+    caveats: Sequence[str] = (),
 ) -> int:
-    """Write every figure in every format; returns how many figures there are."""
+    """Write every figure in every format, with what a reader must be warned of; returns how many figures there are."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(some, key) for some in figures if some.panels for key in _keys(some)]
-    fonts, lacking = fallbacks(set().union(*(_letters(some, key) for some, key in jobs)))
+    fonts, lacking = fallbacks(set("".join(caveats)).union(*(_letters(some, key) for some, key in jobs)))
     if lacking:
         note(f"{folder}: no installed font has {' '.join(sorted(lacking))}; the figures have boxes instead")
     for done, (some, key) in enumerate(jobs):
         if tell is not None:
             tell(done, len(jobs))
-        with mpl.rc_context(STYLE | {"font.family": ["sans-serif", *fonts]}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # what the note says
-            canvas = draw(some, key)
-            for kind in FORMATS:
-                content = io.BytesIO()
-                stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same bytes again
-                canvas.savefig(content, format=kind, dpi=300, bbox_inches="tight", pad_inches=0.04, metadata=stamp)
-                write_atomically(folder / f"{name(some, key)}.{kind}", content.getvalue())
+        _write(partial(draw, some, key, caveats), folder / name(some, key), FORMATS, fonts, 300)
     return len(jobs)
+
+
+def write_one(some: Figure, stem: Path, key: str = "", kinds: Sequence[str] = FORMATS) -> list[Path]:
+    """One figure with its title above it; the files that were written."""
+    fonts, _ = fallbacks(_letters(some, key) | set(some.title))
+    return _write(partial(draw, some, key, title=some.title), stem, kinds, fonts, 140)
+
+
+def _write(make: Callable[[], Canvas], stem: Path, kinds: Sequence[str], fonts: Sequence[str], dpi: int) -> list[Path]:
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    with mpl.rc_context(STYLE | {"font.family": ["sans-serif", *fonts]}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # what a note says
+        canvas = make()
+        for kind, path in zip(kinds, paths, strict=True):
+            content = io.BytesIO()
+            stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same bytes again
+            canvas.savefig(content, format=kind, dpi=dpi, bbox_inches="tight", pad_inches=0.04, metadata=stamp)
+            write_atomically(path, content.getvalue())
+    return paths
 
 
 def _keys(some: Figure) -> list[str]:
@@ -107,8 +116,8 @@ def name(some: Figure, key: str) -> str:
     return "-".join([some.id, *re.findall(r"[a-z0-9]+", key.lower())])
 
 
-def draw(some: Figure, key: str) -> Canvas:
-    """One figure as it is with one choice of its controls."""
+def draw(some: Figure, key: str, caveats: Sequence[str] = (), title: str = "") -> Canvas:
+    """One figure as it is with one choice of its controls; caveats or a title stand above it."""
     panels = [panel for panel in some.panels if panel.plots[key].marks]
     columns = 1 if some.id == "partition" else min(some.columns, max(1, len(panels)))
     rows = -(-len(panels) // columns)
@@ -122,8 +131,8 @@ def draw(some: Figure, key: str) -> Canvas:
         _panel(place, panel, key, wide)
     for place in places[len(panels) :]:
         place.set_visible(False)
-    below = _legend(canvas, some, panels, key)
-    canvas.set_size_inches(columns * wide, rows * tall + below)  # the plots keep their size
+    room = _legend(canvas, some, panels, key) + _above(canvas, caveats or [title], bool(caveats))
+    canvas.set_size_inches(columns * wide, rows * tall + room)  # the plots keep their size
     return canvas
 
 
@@ -145,9 +154,11 @@ def _panel(axes: Axes, panel: Panel, key: str, wide: float) -> None:
         axes.set_title(textwrap.fill(panel.title, int(LETTERS * wide)), loc="left")
     ends: dict[Any, float] = {}
     for mark in plot.marks:
-        put(mark, axes, ends)
+        draw_mark(mark, axes, ends)
     for side, axis in (("x", plot.x), ("y", plot.y)):
         _axis(axes, side, axis)
+    if plot.square and not axes.images:
+        axes.set_aspect("equal")
 
 
 def _axis(axes: Axes, side: str, axis: Axis) -> None:
@@ -160,7 +171,9 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
     if axis.bare:
         along.set_ticks([])
         axes.spines[:].set_visible(False)
-    if axis.names is not None:
+    if axis.names is not None and side == "x":  # of bars, which are counted from 1
+        along.set_ticks(range(1, len(axis.names) + 1), axis.names, fontsize=7 if len(axis.names) > 20 else 8)
+    elif axis.names is not None:
         along.set_ticks(range(len(axis.names)), told_apart(axis.names, 32))
         along.set_inverted(True)
         if axis.range is None:
@@ -170,108 +183,10 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         along.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
-@singledispatch
-def put(mark: Any, axes: Axes, ends: dict[Any, float]) -> None:
-    """Draw one mark; `ends` is how far the bars at each place reach."""
-    raise TypeError(f"cannot draw {type(mark).__name__}")
-
-
-@put.register
-def _(mark: Line, axes: Axes, ends: dict[Any, float]) -> None:
-    y = np.array(mark.y, dtype=float)
-    axes.plot(mark.x, y, color=mark.colour, ls=LINES[mark.dash], marker="o" if len(y) == 1 else None, ms=4)
-    if mark.low is not None and mark.high is not None:
-        low, high = np.array(mark.low, dtype=float), np.array(mark.high, dtype=float)
-        axes.fill_between(mark.x, low, high, color=mark.colour, alpha=0.18, lw=0)
-
-
-@put.register
-def _(mark: Bars, axes: Axes, ends: dict[Any, float]) -> None:
-    starts = [ends.get(x, 0.0) for x in mark.x]
-    colours: Any = mark.colours if isinstance(mark.colours, str) else list(mark.colours)
-    if mark.sideways:
-        rows = [ends.setdefault(("row", x), len([k for k in ends if isinstance(k, tuple)])) for x in mark.x]
-        axes.barh(rows, mark.y, left=starts, color=colours, height=0.7)
-    else:
-        axes.bar(mark.x, mark.y, bottom=starts, color=colours, width=0.82)
-    for x, long in zip(mark.x, mark.y, strict=True):
-        ends[x] = ends.get(x, 0.0) + long
-
-
-@put.register
-def _(mark: Words, axes: Axes, ends: dict[Any, float]) -> None:
-    for x, y, text in zip(mark.x, mark.y, mark.text, strict=True):
-        row = ends.setdefault(("row", y), len([k for k in ends if isinstance(k, tuple)]))
-        axes.annotate(text, (x, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
-
-
-@put.register
-def _(mark: Points, axes: Axes, ends: dict[Any, float]) -> None:
-    smaller = 0.62  # a page's pixel in points, at the size of a column
-    area = (np.asarray(mark.sizes, dtype=float) * smaller) ** 2 * (1.6 if mark.symbol == "star" else 1.0)
-    axes.scatter(
-        mark.x,
-        mark.y,
-        s=area,
-        c=mark.colours if isinstance(mark.colours, str) else list(mark.colours),
-        marker=SYMBOLS[mark.symbol],
-        alpha=mark.opacity,
-        edgecolors="white" if mark.outline else "none",
-        linewidths=0.6 if mark.outline else 0,
-        zorder=3 if mark.outline else 2,
-    )
-
-
-@put.register
-def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
-    image = axes.imshow(
-        mark.z,
-        cmap=TWO if mark.diverging else PLAIN,
-        vmin=mark.low,
-        vmax=mark.high,
-        interpolation="nearest",
-        aspect="equal" if mark.z.shape[0] == mark.z.shape[1] else "auto",
-    )
-    axes.grid(False)
-    for along, names, turn in ((axes.xaxis, mark.columns, 90), (axes.yaxis, mark.rows, 0)):
-        step = -(-len(names) // MOST_NAMES)
-        ticks = [(at, shorten(name)) for at, name in mark.blocks(len(names) / MOST_NAMES)] if step > 1 else []
-        ticks = ticks or [(at, names[at]) for at in range(0, len(names), step)]
-        long = max(len(name) for _, name in ticks) > 2
-        size = 7 if len(ticks) < 16 else 5.5
-        places, shown = zip(*ticks, strict=True)
-        along.set_ticks(places, shown, rotation=turn if long else 0, fontsize=size)
-    for at in mark.breaks:
-        width = 0.8 if len(mark.rows) <= MOST_NAMES else 0.3
-        axes.axhline(at - 0.5, color="#5c6670", lw=width)
-        axes.axvline(at - 0.5, color="#5c6670", lw=width)
-    if mark.numbers:
-        for (row, column), value in np.ndenumerate(mark.z):
-            if np.isfinite(value):
-                axes.text(
-                    column,
-                    row,
-                    _written(value, mark.numbers),
-                    ha="center",
-                    va="center",
-                    fontsize=6,
-                    color=ink(image.cmap(image.norm(value))[:3]),
-                )
-    bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
-    bar.set_label(mark.unit)
-    bar.outline.set_visible(False)
-
-
-def _written(value: float, how: str) -> str:
-    """A number as the page writes it: ".1f" with halves rounded away from zero, and no "-0.0"."""
-    unit = 10.0 ** -int(how[1:-1])
-    return f"{np.copysign(np.floor(abs(value) / unit + 0.5), value) * unit + 0.0:{how}}"
-
-
 def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> float:
     """Methods, where a panel has several, and what other colours mean; returns the inches that it is high."""
     lines = [m for panel in panels if panel.label is None for m in panel.plots[key].marks if isinstance(m, Line)]
-    marks = {m.name: Line2D([], [], color=m.colour, ls=LINES[m.dash], label=m.name) for m in lines}
+    marks = {m.name: Line2D([], [], color=m.colour, ls=LINES[m.dash], label=m.name) for m in lines if m.name}
     for text, colour, symbol in some.key:
         marks[text] = Line2D([], [], ls="", marker=SYMBOLS[symbol], color=colour or "#555555", ms=5, label=text)
     if len(marks) < 2:
@@ -283,6 +198,16 @@ def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> 
         legend.remove()
         columns, letters = (columns - 1, letters) if columns > 1 else (1, 3 * letters // 4)
     return float(size.height) / canvas.dpi + 0.1
+
+
+def _above(canvas: Canvas, texts: Sequence[str], warning: bool) -> float:
+    """What a reader must know before comparing, or a title, above all panels; returns the inches that it is high."""
+    room = int((SMALL if warning else LETTERS) * canvas.get_figwidth())
+    lines = [line for text in texts for part in text.splitlines() for line in textwrap.wrap(part, room)]
+    if lines:
+        look = {"fontsize": 7, "color": "#b3261e"} if warning else {"fontsize": 9}
+        canvas.suptitle("\n".join(lines), x=0.01, ha="left", **look)
+    return (0.13 if warning else 0.16) * len(lines)
 
 
 def _listed(canvas: Canvas, marks: Mapping[str, Line2D], columns: int, letters: int) -> Legend:

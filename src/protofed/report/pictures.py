@@ -1,88 +1,93 @@
-"""Pictures of a run: accuracy against rounds, and who fares how."""
+"""The pictures that runs leave behind: accuracy against rounds, who fares how, and who has what."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from protofed.atomic import write_atomically
-from protofed.report.style import LINES, looks
+from protofed.data.domain import Domain
+from protofed.data.split import Split
+from protofed.report import paper
+from protofed.report.figure import Axis, Bars, Figure, Line, Panel, Plot
+from protofed.report.figures import clients as fares
+from protofed.report.figures import partition
+from protofed.report.style import COLOURS, looks
 
-COLOURS = ("#1f6fb4", "#d9622b", "#2a9d5c", "#8a4fb0", "#c23b4a", "#6b6b6b", "#b8a11c", "#19a7b5", "#7a5230", "#e377c2")
-MOST_BARS = 300  # with more, the gaps between them are thinner than a pixel, and each takes its time
+NAMED = 40  # clients whose numbers stand below their bars
+OWN = "Clients on their own test sets"
 
 
-def curve(rounds: Sequence[Mapping[str, Any]], method: str, path: Path) -> None:
+def draw_run(rounds: Sequence[Mapping[str, Any]], method: str, path: Path) -> None:
     """One run: mean accuracy with the spread over clients, and the worst tenth."""
     known = [line for line in rounds if line.get("accuracy_mean") is not None]
     x = [line["round"] for line in known]
-    mean = 100 * np.array([line["accuracy_mean"] for line in known])
-    std = 100 * np.array([line["accuracy_std"] for line in known])
-    figure, axes = _canvas("Clients on their own test sets", "round", "accuracy, %")
-    axes.fill_between(x, mean - std, np.minimum(mean + std, 100), color=COLOURS[0], alpha=0.15, lw=0, label="± std")
-    axes.plot(x, mean, color=COLOURS[0], lw=2, label=f"{method}, mean over clients", marker="o" if len(x) < 3 else "")
-    worst = [100 * line["accuracy_worst10"] for line in known]
-    axes.plot(x, worst, color=COLOURS[1], lw=1.2, ls="--", label="worst tenth")
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path)
+    mean, std, worst = (
+        100 * np.array([line[f"accuracy_{key}"] for line in known]) for key in ("mean", "std", "worst10")
+    )
+    over = f"{method}, mean over clients, ± std"
+    marks = [
+        Line(over, x, mean.tolist(), COLOURS[0], low=mean - std, high=np.minimum(mean + std, 100)),
+        Line("worst tenth", x, worst.tolist(), COLOURS[1], "dash"),
+    ]
+    _save(OWN, Plot(marks, Axis("round"), Axis("accuracy, %")), path)
 
 
-def clients(records: Sequence[Mapping[str, Any]], method: str, path: Path) -> None:
-    """One bar a client, sorted; of very many, their outline."""
+def draw_clients(records: Sequence[Mapping[str, Any]], method: str, path: Path) -> None:
+    """One bar a client, sorted; of very many, one for several."""
     ranked = sorted((r for r in records if r["accuracy"] is not None), key=lambda r: r["accuracy"])
-    values = [100 * r["accuracy"] for r in ranked]
-    mean = float(np.mean(values)) if values else 0.0
+    if not ranked:
+        _save(f"{method}: no client has a test set", Plot([]), path)
+        return
+    y = 100 * fares.parts(np.array([r["accuracy"] for r in ranked]), min(len(ranked), fares.MOST_BARS))
+    mean = 100 * float(np.mean([r["accuracy"] for r in ranked]))
+    names = [str(r["client"]) for r in ranked] if len(ranked) <= NAMED else None
+    x = Axis(
+        f"client{'' if len(y) == len(ranked) else f's, {len(y)} equal parts of them'}, from worst to best", names=names
+    )
+    bars = Bars(method, list(range(1, len(y) + 1)), y.tolist(), COLOURS[0])
+    line = Line("", [0.5, len(y) + 0.5], [mean, mean], COLOURS[1], "dash")
     title = f"{method}: every client on its own test set (dashed: mean {mean:.1f} %)"
-    figure, axes = _canvas(title, "client, sorted", "accuracy, %")
-    axes.grid(visible=False, axis="x")
-    places = np.arange(len(ranked))
-    if len(ranked) <= MOST_BARS:
-        axes.bar(places, values, color=COLOURS[0], width=0.8)
-    else:
-        axes.fill_between(places, values, step="mid", color=COLOURS[0], lw=0)
-    axes.axhline(mean, color=COLOURS[1], lw=1.4, ls="--")
-    if len(ranked) <= 40:
-        axes.set_xticks(places, [str(r["client"]) for r in ranked], fontsize=8)
-    save(figure, path)
+    _save(title, Plot([bars, line], x, Axis("accuracy, %")), path)
 
 
-def curves(series: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, key: str = "accuracy_mean") -> None:
-    """Several methods in one picture, each with the band of its seeds."""
-    figure, axes = _canvas("Clients on their own test sets", "round", "mean accuracy, %")
+def draw_comparison(series: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, judged: str = "") -> None:
+    """Several methods in one picture, each with the band of its seeds; `judged` is the rule that all have."""
+    marks = []
     for look, (method, runs) in zip(looks(len(series)), series.items(), strict=True):
         by_round: dict[int, list[float]] = {}
-        for lines in runs:
-            for line in lines:
-                if line.get(key) is not None:
-                    by_round.setdefault(line["round"], []).append(100 * line[key])
-        x = sorted(by_round)
-        mean = np.array([np.mean(by_round[r]) for r in x])
-        low, high = (np.array([pick(by_round[r]) for r in x]) for pick in (min, max))
-        axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
-        kind: dict[str, Any] = {"color": look.colour, "ls": LINES[look.dash], "marker": "o" if len(x) < 3 else ""}
-        axes.plot(x, mean, lw=2, label=method, **kind)
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path)
+        for line in (line for lines in runs for line in lines if line.get("accuracy_mean") is not None):
+            by_round.setdefault(line["round"], []).append(100 * line["accuracy_mean"])
+        marks.append(band(method, by_round, look.colour, look.dash))
+    _save(OWN, Plot(marks, Axis("round"), Axis(f"mean accuracy{judged}, %")), path)
 
 
-def _canvas(title: str, x: str, y: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.grid(alpha=0.25, lw=0.6)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+def band(name: str, by_round: Mapping[int, Sequence[float]], colour: str, dash: str = "solid") -> Line:
+    """The mean over seeds, in a band from the lowest to the highest."""
+    x = sorted(by_round)
+    mean, low, high = ([float(of(by_round[r])) for r in x] for of in (np.mean, min, max))
+    return Line(name, x, mean, colour, dash, low=low, high=high)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """As PNG, whole or not at all."""
-    FigureCanvasAgg(figure)
-    content = io.BytesIO()
-    figure.savefig(content, dpi=140, format="png")
-    write_atomically(path, content.getvalue())
+def draw_split(split: Split, domains: Sequence[Domain], path: str | Path) -> None:
+    """Who has what; clients are coloured by domain where there are several."""
+    names = [domain.name for domain in domains]
+    largest = max(domains, key=lambda domain: domain.classes)
+    counts = split.counts(domains)
+    title = f"{', '.join(names)}: {len(counts)} clients, {counts.sum():,} training samples"
+    draw_counts(counts, largest.class_names, title, path, [names[d] for d in split.domain] if len(names) > 1 else None)
+
+
+def draw_counts(
+    counts: np.ndarray, classes: Sequence[str], title: str, path: str | Path, domains: Sequence[str] | None = None
+) -> None:
+    """Write a PNG of counts (clients, classes); `domains` names each client's domain."""
+    known = list(dict.fromkeys(domains or []))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(known)}
+    plot, notes = partition.plot_of(counts, classes, [colours[name] for name in domains] if domains else None)
+    key = [(name, colour, "square") for name, colour in colours.items()]
+    _save("; ".join([title, *notes]), plot, path, key)
+
+
+def _save(title: str, plot: Plot, path: str | Path, key: Sequence[tuple[str, str, str]] = ()) -> None:
+    paper.write_one(Figure("", title, panels=[Panel({"": plot})], key=key), Path(path).with_suffix(""), kinds=["png"])

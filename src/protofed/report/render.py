@@ -13,9 +13,11 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from protofed.report.columns import Column
-from protofed.report.compare import sent
-from protofed.report.tabulate import Entry, Row, Table
+from protofed.report.columns import ABOUT, ACCURACY, METRICS, Column
+from protofed.report.rows import Entry, Row, Table
+from protofed.report.rules import OWN
+from protofed.report.select import shown
+from protofed.runs.numbers import amount
 
 PADDING = 2  # between columns on a screen
 GAP = PADDING + 1  # with what stands between them
@@ -30,7 +32,7 @@ def number(value: float, column: Column, plus: bool = False) -> str:
     elif column.metric.unit == "s":
         text = f"{value:.1f}"
     else:
-        text = f"{value:.4g}" if abs(value) < 1000 else sent(value)
+        text = f"{value:.4g}" if abs(value) < 1000 else amount(value)
     return text.replace("-", MINUS)
 
 
@@ -43,6 +45,7 @@ def entry(table: Table, row: Row, setting: str, column: Column) -> str:
     if table.seeds > 1 and column.metric.better:
         text += f" ± {number(found.std, column)}" if found.n > 1 else ""
         text += f" (n={found.n})" if found.n < table.seeds else ""
+    text += OWN if any(column.marked(run) for (where, _), run in row.runs.items() if where == setting) else ""
     odd = any(where == setting for where, _ in row.other_data)
     return f"{text} ≠" if odd else text
 
@@ -66,7 +69,7 @@ def _grid(table: Table, mark: Callable[[str, int], str]) -> tuple[list[str], lis
             titles.append(mark("Δ", 0))
     lines = []
     for row in table.rows:
-        cells = [mark(row.label, 0)]
+        cells = [mark(row.told, 0)]
         for setting, column in table.places:
             found = row.entries.get((setting, column.title))
             cells.append(mark(entry(table, row, setting, column), found.rank if found else 0))
@@ -81,14 +84,21 @@ def _has_tests(table: Table, column: Column) -> bool:
 
 
 def caption(table: Table) -> str:
-    """What the numbers are."""
+    """What the numbers are, and by which rule they are judged."""
     one = len(table.columns) == 1  # whose title does not stand above the numbers, where settings do
     where = table.settings[0] if len(table.settings) == 1 else table.columns[0].title if one else ""
     seeds = sorted({seed for row in table.rows for _, seed in row.runs})
     listed = ", ".join(map(str, seeds))
-    spread = f"mean ± standard deviation (of the population) over seeds {listed}" if seeds[1:] else f"seed {listed}"
-    unit = "%, " if any(column.metric.unit == "%" for column in table.columns) else ""
-    return ": ".join(filter(None, [where, f"{unit}{spread}"]))
+    spread = (
+        f"mean ± standard deviation (of the {table.deviation}) over seeds {listed}" if seeds[1:] else f"seed {listed}"
+    )
+    accuracy = any(column.metric == ACCURACY for column in table.columns)
+    percent = any(column.metric.unit == "%" for column in table.columns)
+    unit = "accuracy in %, " if accuracy else "%, " if percent else ""
+    metrics = {column.metric for column in table.columns}
+    about = [f"{METRICS[name].title}: {text}" for name, text in ABOUT.items() if METRICS[name] in metrics]
+    chosen = "parameters chosen on validation samples" if any(row.choices for row in table.rows) else ""
+    return "; ".join(filter(None, [": ".join(filter(None, [where, f"{unit}{spread}"])), table.judging, chosen, *about]))
 
 
 def terminal(table: Table, width: int) -> Group:
@@ -161,7 +171,7 @@ def _md(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """For a paper, with \\usepackage{booktabs}: the best is bold, the second best underlined."""
+    """For a paper, with \\usepackage{booktabs}: the caption says by which rule; best bold, second best underlined."""
 
     def mark(text: str, rank: int) -> str:
         return (_tex(text), f"\\textbf{{{_tex(text)}}}", f"\\underline{{{_tex(text)}}}")[rank]
@@ -171,12 +181,25 @@ def latex(table: Table) -> str:
     rows = [f"{{}}{row}" if row.startswith(("[", "*")) else row for row in rows]  # which \\ would take for its own
     head = " & ".join(titles) + r" \\"
     body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
-    notes = [f"% {_tex(note)}" for note in (caption(table), *table.notes)] + [r"% needs \usepackage{booktabs}"]
-    return "\n".join([*notes, rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}", *body, r"\end{tabular}"]) + "\n"
+    said = f"{caption(table)}. Best in bold, second best underlined."
+    label = re.sub(r"[^a-z0-9]+", "-", table.settings[0].lower()).strip("-") if len(table.settings) == 1 else ""
+    notes = [f"% {_tex(note)}" for note in table.notes] + [r"% needs \usepackage{booktabs}"]
+    about = [rf"\caption{{{_tex(said[0].upper() + said[1:])}}}", rf"\label{{tab:{label or 'results'}}}"]
+    begin = [r"\begin{table}", r"\centering", *about, rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}"]
+    return "\n".join([*notes, *begin, *body, r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
 TEX = {
-    **{"±": r"$\pm$", MINUS: "$-$", "Δ": r"$\Delta$", "≠": r"$\neq$", "<": "$<$", ">": "$>$", '"': "''"},
+    **{
+        "±": r"$\pm$",
+        MINUS: "$-$",
+        "Δ": r"$\Delta$",
+        "≠": r"$\neq$",
+        OWN: r"$^\dagger$",
+        "<": "$<$",
+        ">": "$>$",
+        '"': "''",
+    },
     **{"\\": r"\textbackslash{}", "|": r"\textbar{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{c: "\\" + c for c in "%&#_${}"},
 }
@@ -197,10 +220,13 @@ def _greek(letter: str) -> str:
 def as_csv(table: Table) -> str:
     """For a program: one line a row, setting and column, unrounded, with every seed's value."""
     seeds = sorted({seed for row in table.rows for _, seed in row.runs})
-    names = ["setting", "row", "column", "n", "mean", "std", "rank", "comparable"]
+    names = ["setting", "row", "column", "judged_by", "own_rule"]
+    names += ["n", "mean", "std", "deviation", "rank", "comparable"]
     against = ["baseline", "difference", "low95", "high95", "p_t", "p_holm", "p_wilcoxon", "higher_in", "of"]
     content = io.StringIO()
     out = csv.writer(content, lineterminator="\n")
+    selected = any(row.choices for row in table.rows)
+    names += ["chosen", "validation", "candidates"] if selected else []
     out.writerow([*names, *against, *(f"seed {seed}" for seed in seeds)])
     for setting, column in table.places:
         for row in table.rows:
@@ -210,7 +236,14 @@ def as_csv(table: Table) -> str:
             odd = any(where == setting for where, _ in row.other_data)
             t = found.test
             std = found.std if found.n > 1 else ""
-            about = [setting, row.label, column.title, found.n, found.mean, std, found.rank or "", not odd]
+            own = next(run.rule for (where, _), run in row.runs.items() if where == setting).of(column.metric.judged)
+            rule = (column.rule or own) if column.metric.judged else ""
+            judged = [rule, rule == own] if rule else ["", ""]
+            about = [setting, row.label, column.title, *judged]
+            about += [found.n, found.mean, std, table.deviation, found.rank or "", not odd]
+            if selected:
+                choice = row.choices[setting]
+                about += [shown(choice), choice.accuracy, choice.tried]
             base = table.base_of(row)
             test = (
                 [base.label if base else "", t.difference, t.low, t.high, t.p, t.p_holm, t.p_wilcoxon, t.higher, t.n]

@@ -1,30 +1,26 @@
-"""Run folders, found and read; what cannot be read is named with the reason, and the rest is used."""
+"""A run as its folder tells it; what of it cannot be read is named with the reason, and the rest is used."""
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from protofed.errors import UserError
-from protofed.experiment import Experiment
-from protofed.folder import RunFolder
 from protofed.report import parts
 from protofed.report.parts import Partition, Remark
-from protofed.version import VERSION
+from protofed.report.rules import Rule, rule_of
+from protofed.runs.environment import changed_code
+from protofed.runs.folder import RunFolder
+from protofed.runs.trust import settings_of_run
 
-NO_RUN = ("checkpoints", "__pycache__")  # folders in which no run is looked for
-LISTING = "cells.json"  # beside the runs of a sweep: what it calls each
-NO_FOLDER, HOLDS_NONE, NOT_BEGUN = "there is no such folder", "holds no run", "no round is finished yet"
-ACCURACIES = ("accuracy_mean", "global_accuracy", "loss")  # a round that has none of these was not written by us
+NOT_BEGUN = "no round is finished yet"
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run as its folder tells it, finished or not."""
+    """One run as its folder tells it, finished or not. A table needs the first half; a page all of it."""
 
     folder: Path
     name: str
@@ -34,17 +30,37 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any] | None
     """None while the run is not finished."""
-    clients: list[dict[str, Any]]
     environment: dict[str, Any]
     partition: Partition
-    class_names: list[str]
-    superclasses: list[str] | None
-    confusion: dict[str, np.ndarray]
-    views: dict[str, np.ndarray]
+    labels: dict[str, str] = field(default_factory=dict)
+    """By which a table tells it from others: experiment, method, seed and whatever else differs."""
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    class_names: list[str] = field(default_factory=list)
+    superclasses: list[str] | None = None
+    confusion: dict[str, np.ndarray] = field(default_factory=dict)
+    views: dict[str, np.ndarray] = field(default_factory=dict)
+    leaks: dict[str, Any] = field(default_factory=dict)
+    """What `protofed attack` found; empty where it was not asked."""
 
     @property
     def seed(self) -> int:
-        return int(self.settings["seed"])
+        return int(self.settings["seed"] if self.summary is None else self.final["seed"])
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The summary; empty while the run is not finished."""
+        return self.summary or {}
+
+    @property
+    def version(self) -> str:
+        """The protofed that made it."""
+        return str(self.environment.get("protofed", "?"))
+
+    @property
+    def rule(self) -> Rule:
+        """By which its method judges."""
+        section = {key.removeprefix("method."): value for key, value in self.settings.items()}
+        return rule_of(self.final, section)
 
     def column(self, key: str) -> tuple[list[int], list[float]]:
         """The rounds in which a number was taken, and the number."""
@@ -59,66 +75,18 @@ class Run:
         return values[-1] if values else None
 
 
-class Gathered(NamedTuple):
-    """What was found under the folders that were named."""
-
-    runs: list[Run]
-    left_out: list[Remark]
-    """Folders that are not in the report."""
-    remarks: list[Remark]
-    """Parts of runs that are not."""
-
-
-def gather(paths: Iterable[str | Path]) -> Gathered:
-    """Read all runs in these folders, or below them."""
-    found = Gathered([], [], [])
-    folders = _folders(paths, found.left_out)
-    made_by = _versions(folders)
-    kept = that_counts(made_by.values())
-    for folder in folders:
-        remarks: list[Remark] = []
-        if made_by.get(folder, kept) != kept:
-            found.left_out.append(Remark(str(folder), f"made by protofed {made_by[folder]}, not {kept}"))
-            continue
-        try:
-            run = read(folder, remarks)
-        except UserError as error:
-            found.left_out.append(Remark(str(folder), str(error)))
-            continue
-        twin = next((other for other in found.runs if other.settings == run.settings and _one_data(other, run)), None)
-        if twin is not None and _far(run) > _far(twin):  # a run that was killed, and begun anew
-            found.runs.remove(twin)
-            found.left_out.append(Remark(str(twin.folder), f"has the settings and the seed of {folder}, which is in"))
-        elif twin is not None:
-            found.left_out.append(Remark(str(folder), f"has the settings and the seed of {twin.folder}, which is in"))
-            continue
-        if any(other.views and alike(other, run) for other in found.runs):
-            run = replace(run, views={})  # one seed's are drawn; of many runs they would fill the memory
-        found.runs.append(run)
-        found.remarks.extend(remarks)
-    return found
-
-
-def _one_data(run: Run, other: Run) -> bool:
+def one_data(run: Run, other: Run) -> bool:
     """Whether two runs had one data set, as far as that is known."""
     return len({run.partition.fingerprint, other.partition.fingerprint} - {""}) < 2
 
 
-def _far(run: Run) -> tuple[bool, int]:
-    """A finished run counts more than one that is not, and that more than one of fewer rounds."""
-    return run.summary is not None, len(run.rounds)
-
-
-def that_counts(versions: Iterable[str]) -> str:
-    """Numbers of different versions are not mixed: this one's count, or where there are none those of most runs."""
-    many = Counter(versions)
-    return VERSION if VERSION in many or not many else many.most_common(1)[0][0]
-
-
-def _versions(folders: Iterable[Path]) -> dict[Path, str]:
-    """The protofed that each run was made with, where it says so."""
-    made = {folder: RunFolder(folder).environment() for folder in folders}  # `read` names what is damaged
-    return {folder: str(about["protofed"]) for folder, about in made.items() if "protofed" in about}
+def code_notes(label: str, runs: Iterable[Run]) -> list[str]:
+    """Whether methods and models of one's own were changed between these runs, or since."""
+    runs = list(runs)
+    if len({str(run.environment["own"]) for run in runs if "own" in run.environment}) > 1:
+        return [f"{label}: its code was changed between its runs, which are not of one method or model"]
+    changed = sorted({name for run in runs for name in changed_code(RunFolder(run.folder))})
+    return [f"{label}: the file of {', '.join(changed)} has changed since its runs"] if changed else []
 
 
 def but_seed(run: Run) -> dict[str, Any]:
@@ -128,109 +96,106 @@ def but_seed(run: Run) -> dict[str, Any]:
 
 def alike(run: Run, other: Run) -> bool:
     """Whether they differ by their seed alone."""
-    return but_seed(run) == but_seed(other) and _one_data(run, other)
+    return but_seed(run) == but_seed(other) and one_data(run, other)
 
 
-def _folders(paths: Iterable[str | Path], left_out: list[Remark]) -> list[Path]:
-    folders: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        here = sorted(_below(path)) if path.is_dir() else []
-        if not here:
-            why = HOLDS_NONE if path.is_dir() else "is a file, not a folder" if path.exists() else NO_FOLDER
-            left_out.append(Remark(str(path), why))
-        for folder in here:
-            folders.setdefault(folder.resolve(), folder)
-    return list(folders.values())
-
-
-def _below(path: Path) -> list[Path]:
-    """The folder itself where it is a run, else all runs below it."""
-    if any((path / name).exists() for name in ("experiment.toml", "rounds.jsonl")):
-        return [path]
-    return [
-        run for p in path.iterdir() if p.is_dir() and p.name[0] != "." and p.name not in NO_RUN for run in _below(p)
-    ]
-
-
-def read(folder: Path, remarks: list[Remark]) -> Run:
-    """A run; a UserError says why it is none, `remarks` what of it cannot be used."""
+def read_run(folder: Path, remarks: list[Remark], name: str = "") -> Run:
+    """A run with all of its parts, by the name that a sweep gave its method; a UserError says why it is none, `remarks`
+    what of it cannot be used."""
     source = RunFolder(folder)
     settings = _settings(source)
     summary = source.summary() if source.finished else None  # first: the rounds of a finished run are all there
-    rounds = source.rounds()
-    if not rounds:
-        raise UserError(NOT_BEGUN if summary is None else "rounds.jsonl is empty, although the run is finished")
-    if not all(map(_is_round, rounds)):
-        raise UserError("rounds.jsonl has lines that are no rounds: it was written by another version")
-    rounds = _all_finite(rounds, folder, "rounds.jsonl", remarks)
+    rounds = _rounds(source, summary, remarks)
     clients = parts.part(folder, "clients.jsonl", parts.client_lines, remarks) or []
-    clients = _all_finite(clients, folder, "clients.jsonl", remarks)
+    clients = parts.only_finite(clients, folder, "clients.jsonl", remarks)
     if summary is not None:
         _agree(settings, summary)
         if rounds[-1]["round"] < settings["rounds"]:
             far = f"{rounds[-1]['round']} of {settings['rounds']}"
-            remarks.append(Remark(str(folder), f"rounds.jsonl ends at round {far}, although the run is finished"))
-        if not source.file("clients.jsonl").is_file():
-            remarks.append(Remark(str(folder), "clients.jsonl is missing, although the run is finished"))
-        elif clients and len(clients) < summary.get("clients", 0):
-            far = f"{len(clients)} of {summary['clients']}"
-            remarks.append(Remark(str(folder), f"clients.jsonl has {far} clients: it was cut, and is left out"))
-            clients = []
-    names = parts.part(folder, "classes.json", parts.classes, remarks)
-    partition = parts.part(folder, "partition.npz", parts.partition, remarks) or Partition("", "", None)
+            remarks.append(Remark(folder, f"rounds.jsonl ends at round {far}, although the run is finished"))
+        clients = _whole(source, clients, summary, remarks)
+    partition = parts.part(folder, "partition.npz", parts.read_partition, remarks) or Partition("", "", None)
     if not partition.hash and summary is not None:
         partition = partition._replace(hash=str(summary.get("partition") or ""))
-    classes = partition.counts.shape[1] if partition.counts is not None else 0
-    known = names.get("names") or range(classes)
-    if classes and len(known) != classes:
-        remarks.append(Remark(str(folder), f"classes.json has {len(known)} names for {classes} classes"))
-        known = range(classes)
+    names = parts.part(folder, "classes.json", parts.classes, remarks) or {}
     return Run(
         folder=folder,
-        name=parts.part(folder.parent, LISTING, parts.called, remarks).get(folder.name, str(settings["method.name"])),
+        name=name or parts.called(folder.parent, remarks).get(folder.name, str(settings["method.name"])),
         settings=settings,
         rounds=rounds,
         summary=summary,
         clients=clients,
-        environment=parts.part(folder, "environment.json", parts.table, remarks) or {},
+        environment=parts.part(folder, "environment.json", parts.json_table, remarks) or {},
         partition=partition,
-        class_names=[str(name) for name in known],
+        class_names=_class_names(folder, names.get("names"), partition, remarks),
         superclasses=names.get("superclasses"),
         confusion=parts.part(folder, "confusion.npz", parts.confusion, remarks) or {},
         views=parts.part(folder, "views.npz", parts.views, remarks) or {},
+        leaks=parts.part(folder, "attack.json", parts.leaks, remarks) or {},
     )
 
 
-def _is_round(line: dict[str, Any]) -> bool:
-    """Whether it is a round's line: its numbers are numbers."""
-    if type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
-        return False
-    tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by", "theory") if line.get(key) is not None]
-    if not all(isinstance(table, dict) for table in tables):
-        return False
-    numbers = [line[key] for key in ACCURACIES if line.get(key) is not None] + list((line.get("parts") or {}).values())
-    return all(isinstance(number, int | float) for number in numbers)
+def read_finished(folder: Path, labels: Mapping[str, str] | None = None) -> Run:
+    """A finished run as a table needs it: its keys are those that its file has, for not all may be known here."""
+    source = RunFolder(folder)
+    summary = source.summary()
+    return Run(
+        folder=folder,
+        name=str(summary.get("method")),
+        settings=flat(_several_models(source.experiment_dict())),
+        rounds=source.rounds(),
+        summary=summary,
+        environment=source.environment(),
+        partition=Partition(str(summary.get("partition")), parts.fingerprint(folder / "partition.npz"), None),
+        labels=dict(labels) if labels is not None else {"method": str(summary.get("method"))},
+    )
 
 
-def _all_finite(lines: list[dict[str, Any]], folder: Path, name: str, remarks: list[Remark]) -> list[dict[str, Any]]:
-    """Lines without numbers that are not finite, and a remark where there were some."""
-    found = [_finite(line) for line in lines]
-    if found != lines:
-        remarks.append(Remark(str(folder), f"{name} has NaN or Infinity: these numbers are left out"))
-    return found
+def _several_models(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tables of several models under their numbers, with the keys that a single one has."""
+    if not isinstance(models := table.get("model"), list):
+        return table
+    several = {str(i): dict(model) if isinstance(model, dict) else {} for i, model in enumerate(models)}
+    names = [str(model.pop("name", "?")) for model in several.values()]
+    return {**table, "model": {"name": "+".join(names), **several}}
 
 
-def _finite(table: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that are not finite."""
-    return {
-        key: _finite(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if not isinstance(value, float) or math.isfinite(value)
-    }
+def _rounds(source: RunFolder, summary: dict[str, Any] | None, remarks: list[Remark]) -> list[dict[str, Any]]:
+    rounds = source.rounds()
+    if not rounds:
+        raise UserError(NOT_BEGUN if summary is None else "rounds.jsonl is empty, although the run is finished")
+    if not all(map(parts.is_round, rounds)):
+        raise UserError("rounds.jsonl has lines that are not rounds: it was written by another version")
+    return parts.only_finite(rounds, source.path, "rounds.jsonl", remarks)
+
+
+def _whole(
+    source: RunFolder, clients: list[dict[str, Any]], summary: Mapping[str, Any], remarks: list[Remark]
+) -> list[dict[str, Any]]:
+    """The clients of a finished run, if it has all of them."""
+    if not source.file("clients.jsonl").is_file():
+        remarks.append(Remark(source.path, "clients.jsonl is missing, although the run is finished"))
+    elif clients and len(clients) < (many := summary.get("clients_measured", summary.get("clients", 0))):
+        far = f"{len(clients)} of {many}"
+        remarks.append(Remark(source.path, f"clients.jsonl has {far} clients: it was cut, and is left out"))
+        return []
+    return clients
+
+
+def _class_names(folder: Path, names: Any, partition: Partition, remarks: list[Remark]) -> list[str]:
+    """A name for every class; its number, where the names do not fit the partition."""
+    classes = partition.counts.shape[1] if partition.counts is not None else 0
+    known = names or range(classes)
+    if classes and len(known) != classes:
+        remarks.append(Remark(folder, f"classes.json has {len(known)} names for {classes} classes"))
+        known = range(classes)
+    return [str(name) for name in known]
 
 
 def _agree(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """A UserError where a summary is of another run than the settings beside it."""
+    """A UserError where a summary is of another run than the settings beside it, or of none."""
+    if type(summary.get("seed")) is not int:
+        raise UserError(f"its summary.json is damaged: seed is {summary.get('seed')!r}")
     for name, key in {"method": "method.name", "seed": "seed", "rounds": "rounds"}.items():
         if name in summary and summary[name] != settings[key]:
             what = f"{name} is {settings[key]!r} in the one and {summary[name]!r} in the other"
@@ -241,7 +206,7 @@ def _settings(source: RunFolder) -> dict[str, Any]:
     if not source.file("experiment.toml").is_file():
         raise UserError("experiment.toml is missing: the folder is half written")
     try:
-        return flat(Experiment.from_dict(source.experiment_dict()).to_dict())
+        return flat(settings_of_run(source.experiment_dict()))
     except UserError as error:
         what = str(error).partition(". ")[0]  # the remedy is for who writes one
         raise UserError(f"experiment.toml is of another version or method: {what}") from None

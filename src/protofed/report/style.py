@@ -16,6 +16,17 @@ DARK = {
     "#4a148c": "#e05cf5", "#2b2f36": "#e8ebef",
 }  # fmt: skip
 """What stands for a colour on a dark background, where it is another."""
+SCALES = {
+    "light": {
+        "plain": [(0.0, "#f7fafc"), (0.5, "#6aaed6"), (1.0, "#08477f")],
+        "two": [(0.0, "#b4500a"), (0.5, "#f7f7f7"), (1.0, "#0a5a9c")],
+    },
+    "dark": {
+        "plain": [(0.0, "#1b222a"), (0.5, "#2f78ab"), (1.0, "#a6dbff")],
+        "two": [(0.0, "#f0915a"), (0.5, "#1f262e"), (1.0, "#5bb4f0")],
+    },
+}
+"""The colours of heat maps: from little to much, or to both sides of a middle."""
 LINES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 2, 1, 2))}
 """The kinds of lines by plotly's names, as matplotlib takes them."""
 DASHES = tuple(LINES)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed.report.compare import COLUMNS, sent
-from protofed.report.groups import MISSING, Group, differing, over_seeds
+from protofed.report.columns import ABOUT, ACCURACY, METRICS, Column, chosen_columns
+from protofed.report.groups import MISSING, Group, differing
+from protofed.report.rules import OWN, in_order
 from protofed.report.runs import Run
+from protofed.runs.numbers import amount, duration, over_seeds
 
 COSTS = {
     "params_up_per_round": "params up / round",
@@ -16,17 +18,13 @@ COSTS = {
     "bytes_down": "sent down",
     "seconds": "time",
 }
-LESS_IS_BETTER = ("accuracy_std",)
+SHOWN = ("accuracy", *(name for name, metric in METRICS.items() if metric.unit == "%" and name != "accuracy"))
 MEANING = {
-    "accuracy": "each client's own model on its own test set, judged as the method says, mean over clients, in %",
-    "std over clients": "population deviation over clients, in points; less is fairer",
-    "worst tenth": "mean accuracy of the worst tenth of the clients",
-    "by head": "the same accuracy by classifier",
-    "by prototype": "the same accuracy by nearest prototype",
-    "global model, own tests": "the global model on each client's own test set, mean over clients",
-    "global model": "the global model on the global test set",
-    "PM(V)": "personal models on the global test set, over the classes a client holds",
-    "PM(L)": "personal models on the global test set, weighted by the client's share of each class",
+    "accuracy": "each client's own model on its own test set, mean over clients, in %",
+    "std": "population deviation over clients, in points; less is fairer",
+    "worst10": "mean accuracy of the worst tenth of the clients",
+    "global-own": "the global model on each client's own test set, mean over clients",
+    **ABOUT,
     "params up / round": "numbers sent up in a round by all clients",
     "sent up": "in the whole run, as serialised",
     "sent down": "in the whole run, with what comes after the last round, as serialised",
@@ -34,23 +32,36 @@ MEANING = {
 }
 
 
-def table(groups: Sequence[Group], comparable: bool) -> dict[str, Any]:
-    """Columns, and for every method its cells: text, and whether it is the best or the second best."""
-    columns = {key: title for key, title in COLUMNS.items() if any(_numbers(group, key) for group in groups)}
+def summary_columns(groups: Sequence[Group], names: Sequence[str] = SHOWN) -> list[Column]:
+    """Those of the columns that a group has a number for: one for each rule by which groups judge."""
+    return chosen_columns(None, [run for group in groups for run in group.counted], names)
+
+
+def summary_table(groups: Sequence[Group], comparable: bool) -> dict[str, Any]:
+    """Columns, and for every method its cells: text, and whether it is the best or the second best of its column."""
+    shown = summary_columns(groups)
     rows: list[dict[str, Any]] = [{"label": group.label, "about": _about(group), "cells": []} for group in groups]
-    for key in columns:
-        values = [over_seeds(_numbers(group, key)) for group in groups]
-        places = _places(groups, values, key) if comparable else {}
+    for column in shown:
+        values = [over_seeds(_numbers(group, column)) for group in groups]
+        places = _places(groups, values, column) if comparable else {}
         for i, (row, value) in enumerate(zip(rows, values, strict=True)):
-            row["cells"].append({"text": _percent(value, groups[i].counted), "place": places.get(i, 0)})
+            text = _percent(value, groups[i].counted) + OWN * (value is not None and column.marked(groups[i].runs[0]))
+            row["cells"].append({"text": text, "place": places.get(i, 0)})
     for row, group in zip(rows, groups, strict=True):
         row["cells"] += [{"text": _cost(group, key), "place": 0} for key in COSTS]
-    titles = [*columns.values(), *COSTS.values()]
-    return {"columns": [{"title": title, "about": MEANING.get(title, "")} for title in titles], "rows": rows}
+    meant = {METRICS[name].key: text for name, text in MEANING.items() if name in METRICS}
+    heads = [{"title": column.title, "about": _meaning(column, meant)} for column in shown]
+    heads += [{"title": title, "about": MEANING.get(title, "")} for title in COSTS.values()]
+    return {"columns": heads, "rows": rows}
 
 
-def _numbers(group: Group, key: str) -> list[float]:
-    return [value for run in group.counted if (value := run.number(key)) is not None]
+def _meaning(column: Column, meant: dict[str, str]) -> str:
+    judged = f"judged by {column.rule}" if column.rule is not None else "judged as the method says"
+    return ", ".join(filter(None, [meant.get(column.metric.key, ""), judged if column.metric.judged else ""]))
+
+
+def _numbers(group: Group, column: Column) -> list[float]:
+    return [value for run in group.counted if (value := column.of(run)) is not None]
 
 
 def _percent(value: tuple[float, float] | None, runs: Sequence[Run]) -> str:
@@ -59,10 +70,10 @@ def _percent(value: tuple[float, float] | None, runs: Sequence[Run]) -> str:
     return f"{100 * value[0]:.2f}" + (f" ± {100 * value[1]:.2f}" if len(runs) > 1 else "")
 
 
-def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None], key: str) -> dict[int, int]:
+def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None], column: Column) -> dict[int, int]:
     """1 for the best finished methods, 2 for the next; nobody is best alone."""
     known = {i: round(v[0], 4) for i, v in enumerate(values) if v is not None and groups[i].finished}
-    ranked = sorted(set(known.values()), reverse=key not in LESS_IS_BETTER)
+    ranked = sorted(set(known.values()), reverse=column.metric.better == "high")
     marked = len(ranked) - 1  # of two, the second best is the worst
     return {i: ranked.index(v) + 1 for i, v in known.items() if ranked.index(v) < min(2, marked)}
 
@@ -70,7 +81,7 @@ def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None
 def _about(group: Group) -> str:
     """Seeds, how the method judges, and whether all is finished."""
     seeds = f"{'seeds' if len(group.seeds) > 1 else 'seed'} {', '.join(map(str, group.seeds))}"
-    judged = f"; judged by {_judged(group)}"
+    judged = f"; judged by {group.rule}"
     left = len(group.runs) - len(group.finished)
     state = ""
     if left == len(group.runs):
@@ -81,18 +92,12 @@ def _about(group: Group) -> str:
     return seeds + judged + state
 
 
-def _judged(group: Group) -> str:
-    chosen = group.runs[0].settings
-    by = {"head": "classifier", "proto": "nearest prototype"}[chosen["method.inference"]]
-    return f"{by} among {chosen['method.candidates']} classes"
-
-
 def _cost(group: Group, key: str) -> str:
     totals = [_total(run, key) for run in group.counted]
     mean = over_seeds(totals)
     if mean is None:
         return MISSING
-    return _duration(mean[0]) if key == "seconds" else sent(mean[0]) + ("B" if key.startswith("bytes") else "")
+    return duration(mean[0], 1) if key == "seconds" else amount(mean[0]) + ("B" if key.startswith("bytes") else "")
 
 
 def _total(run: Run, key: str) -> float | None:
@@ -102,29 +107,30 @@ def _total(run: Run, key: str) -> float | None:
     return sum(values) / (len(run.rounds) if key.startswith("params") else 1) if values else None
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def headline(groups: Sequence[Group], comparable: bool) -> str:
-    """The outcome in a sentence, where there is something to compare."""
-    known = [
-        (group, value) for group in groups if group.finished and (value := over_seeds(_numbers(group, "accuracy_mean")))
-    ]
-    if not comparable or len(known) < 2:
+    """The outcome in a sentence a rule, where there is something to compare."""
+    if not comparable:
+        return ""
+    rules = in_order({group.rule for group in groups if group.finished})
+    said = list(filter(None, (_best_first(groups, Column(ACCURACY, rule=rule)) for rule in rules)))
+    if said and len(rules) > 1:
+        said.append("Methods judge by different rules: each one's own is marked, and named below the method.")
+    return " ".join(said)
+
+
+def _best_first(groups: Sequence[Group], column: Column) -> str:
+    """Who did how well by one rule; empty where fewer than two have a number."""
+    known = [(group, value) for group in groups if group.finished and (value := over_seeds(_numbers(group, column)))]
+    if len(known) < 2:
         return ""
     ranked = sorted(known, key=lambda pair: -pair[1][0])
-    words = [f"{group.label} {_percent(value, group.counted)} %" for group, value in ranked[:4]]
     more = f" and {len(ranked) - 4} more" if len(ranked) > 4 else ""
     spread = max(ranked[0][1][1], ranked[1][1][1])
     close = ranked[0][1][0] - ranked[1][1][0] <= spread and len(ranked[0][0].counted) > 1
     doubt = " The first two are closer than the deviation over seeds." if close else ""
-    alike = len({_judged(group) for group, _ in known}) == 1
-    unlike = "" if alike else " Methods judge differently, as is said below their names."
-    comma = "; " if any("," in group.label for group, _ in ranked[:4]) else ", "
-    return f"Mean accuracy over clients, best first: {comma.join(words)}{more}.{doubt}{unlike}"
+    comma, colon = ("; ", ":") if any("," in group.label for group, _ in ranked[:4]) else (", ", "")
+    words = [f"{group.label}{colon} {_percent(value, group.counted)} %" for group, value in ranked[:4]]
+    return f"Mean accuracy over clients by {column.rule}, best first: {comma.join(words)}{more}.{doubt}"
 
 
 def facts(groups: Sequence[Group]) -> list[str]:

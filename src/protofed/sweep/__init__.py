@@ -3,6 +3,6 @@
 from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.run import run_cells, run_sweep
 from protofed.sweep.watch import SweepWatch
-from protofed.sweep.workers import Outcome
+from protofed.sweep.workers import CellOutcome
 
-__all__ = ["Cell", "Outcome", "Sweep", "SweepWatch", "run_cells", "run_sweep"]
+__all__ = ["Cell", "CellOutcome", "Sweep", "SweepWatch", "run_cells", "run_sweep"]

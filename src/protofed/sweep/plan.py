@@ -5,19 +5,28 @@ import itertools
 import json
 import os
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
 
-from protofed import schema
-from protofed.errors import UserError, nearest
-from protofed.experiment import Experiment, find, shipped
+from protofed.config import schema
+from protofed.config.experiment import Experiment
+from protofed.config.files import find, shipped_experiments
+from protofed.config.registry import find_method, is_method
+from protofed.errors import UserError, did_you_mean
 from protofed.methods import METHODS
-from protofed.registry import find_method, is_method
+from protofed.runs.trust import trusted_experiment
+from protofed.sweep.tables import (
+    checked_methods,
+    checked_parameters,
+    checked_seeds,
+    checked_words,
+    read_sweep,
+    text,
+)
 
 KEYS = ("experiment", "seeds", "changes", "methods", "parameters")
 DIGITS = 12  # of a cell's hash
@@ -61,26 +70,29 @@ class Sweep:
     """The folder that paths of experiments may be relative to."""
     file: Path | None = None
     """Where it was read."""
+    trust: bool = False
+    """Whether code is imported that an experiment in a run's folder names and that was not run here before."""
 
     @classmethod
-    def load(cls, source: str | Path | Mapping[str, Any], *changes: str) -> "Sweep":
+    def load(cls, source: str | Path | Mapping[str, Any], *changes: str, trust: bool = False) -> "Sweep":
         """From a file or its tables, with further changes for every cell."""
         if isinstance(source, Mapping):
             raw, file = dict(source), None
         else:
-            raw, file = _read(Path(source)), Path(source)
+            raw, file = read_sweep(Path(source)), Path(source)
         for key in raw:
             if key not in KEYS:
-                raise UserError(f"unknown key {key} in the sweep. {nearest(key, KEYS)}")
+                raise UserError(f"unknown key {key} in the sweep. {did_you_mean(key, KEYS)}")
         named = raw.get("experiment", ())
         sweep = cls(
-            experiments=_words("experiment", [named] if isinstance(named, str) else named),
-            methods=_methods(raw.get("methods", {})),
-            seeds=_seeds(raw.get("seeds", [0])),
-            changes=(*_words("changes", raw.get("changes", []), empty=True), *changes),
-            parameters=_parameters(raw.get("parameters", {})),
+            experiments=checked_words("experiment", [named] if isinstance(named, str) else named),
+            methods=checked_methods(raw.get("methods", {})),
+            seeds=checked_seeds(raw.get("seeds", [0])),
+            changes=(*checked_words("changes", raw.get("changes", []), empty=True), *changes),
+            parameters=checked_parameters(raw.get("parameters", {})),
             base=file.parent if file else Path(),
             file=file,
+            trust=trust,
         )
         sweep.check()
         sweep.check_given(changes)
@@ -95,7 +107,7 @@ class Sweep:
         _refuse_fixed(fixed, ("method", "method.name", "seed"))
         names = {label: method_of(label, own) for label, own in self.methods.items()}
         for word in fixed:
-            if not any(takes(name, word) for name in names.values()):
+            if not any(method_takes(name, word) for name in names.values()):
                 raise UserError(
                     f"unknown key {word!r}: none of {', '.join(names)} has it. See 'protofed list methods'."
                 )
@@ -105,7 +117,7 @@ class Sweep:
         """Raise where a parameter would undo what a label stands for."""
         for key, (label, own) in itertools.product(self.parameters, self.methods.items()):
             twice = [word for word in own if _same(key_of(word), key)]
-            if twice and takes(method_of(label, own), key):
+            if twice and method_takes(method_of(label, own), key):
                 raise UserError(f"methods.{label} says {twice[0]!r}, which parameters.{key} would undo. Remove one.")
 
     def check_given(self, changes: Sequence[str]) -> None:
@@ -118,21 +130,25 @@ class Sweep:
             if where:
                 raise UserError(f"{word!r}: the sweep's {where[0]} sets {key} too, and would win. Change it there.")
 
-    def cells(self) -> list[Cell]:
-        """Every run, methods in their order and seeds innermost; a UserError names the cell that cannot be."""
+    def cells(self, tell: Callable[[str], None] = lambda text: None) -> list[Cell]:
+        """Every run, methods in their order and seeds innermost; a UserError names the cell that cannot be.
+
+        `tell` hears which code is imported because it is trusted, before it is."""
         found = []
-        for given, (label, own) in itertools.product(self.experiments, self.methods.items()):
+        for source, (label, own) in itertools.product(self.experiments, self.methods.items()):
             method = method_of(label, own)
-            shared = [word for word in self.changes if takes(method, word)]
-            grid = {key: values for key, values in self.parameters.items() if takes(method, key)}
+            shared = [word for word in self.changes if method_takes(method, word)]
+            grid = {key: values for key, values in self.parameters.items() if method_takes(method, key)}
             for values in itertools.product(*grid.values()):
                 point = {key: text(value) for key, value in zip(grid, values, strict=True)}
                 words = [f"method={method}", *shared, *own, *(f"{key}={value}" for key, value in point.items())]
                 for seed in self.seeds:
-                    labels = {"experiment": self._label(given), "method": label, "seed": str(seed)}
+                    labels = {"experiment": self._label(source), "method": label, "seed": str(seed)}
                     labels |= {key: value.strip('"') for key, value in point.items()}
                     try:
-                        experiment = Experiment.load(self._file(given), *words, f"seed={seed}")
+                        experiment = trusted_experiment(
+                            self._file(source), *words, f"seed={seed}", trust=self.trust, tell=tell
+                        )
                     except UserError as error:
                         raise UserError(f"{Cell(labels, Experiment(), '').name}: {error}") from None
                     found.append(Cell(labels, experiment, identity(experiment)))
@@ -140,7 +156,7 @@ class Sweep:
 
     def to_toml(self, folder: Path) -> str:
         """The sweep as a file that may lie in this folder."""
-        kept = [g if g in shipped() else os.path.relpath(self._file(g), folder) for g in self.experiments]
+        kept = [g if g in shipped_experiments() else os.path.relpath(self._file(g), folder) for g in self.experiments]
         return tomli_w.dumps(
             {
                 "experiment": kept[0] if len(kept) == 1 else kept,
@@ -194,19 +210,22 @@ def method_of(label: str, own: Sequence[str]) -> str:
         raise UserError(f"methods: {label!r} is a method, but its changes say method={named[-1]}. Use another label.")
     if not named and not is_method(label):
         raise UserError(
-            f"methods: {label!r} is no method. {nearest(label, METHODS)} A label of your own says which method it is: "
-            f'"{label}" = ["method=fedproto", ...].'
+            f"methods: {label!r} is not a method. {did_you_mean(label, METHODS)} "
+            f'Your own label must say which method it is: "{label}" = ["method=fedproto", ...].'
         )
     return named[-1] if named else label
 
 
-def takes(method: str, word: str) -> bool:
+def method_takes(method: str, word: str) -> bool:
     """Whether a method has this key ("method.lam", "method.lam=1"); every method has those outside of [method]."""
     key = key_of(word)
     if not key.startswith("method."):
         return True
     name = key.removeprefix("method.")
-    return name == "preset" or (is_method(method) and name in schema.fields(find_method(method)))
+    if not is_method(method):
+        return name == "preset"  # what it is instead is said elsewhere
+    kind = find_method(method)
+    return bool(kind.presets) if name == "preset" else name in schema.fields(kind)
 
 
 def key_of(word: str) -> str:
@@ -216,20 +235,6 @@ def key_of(word: str) -> str:
 def _same(key: str, other: str) -> bool:
     """Whether two keys set the same: model is model.name."""
     return key.removesuffix(".name") == other.removesuffix(".name")
-
-
-def text(value: Any) -> str:
-    """A value as it stands behind `key=`, on one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {text(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(text, value)) + "]"
-    return tomli_w.dumps({"v": value}).partition("=")[2].strip()
-
-
-def _key(name: str) -> str:
-    """A key as TOML writes it."""
-    return tomli_w.dumps({name: 0}).rpartition("=")[0].strip()
 
 
 def slug(name: str) -> str:
@@ -243,62 +248,3 @@ def _refuse_fixed(words: Sequence[str], keys: Sequence[str]) -> None:
             raise UserError(
                 f"{word!r} cannot be changed here: methods and seeds are what is compared. Name them there."
             )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"there is no sweep file {str(path)!r}. Write one: see 'protofed sweep --help'.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}.") from None
-
-
-def _words(key: str, value: Any, empty: bool = False) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise UserError(f"{key} = {value!r} should be a list of strings.")
-    if not value and not empty:
-        raise UserError(f'the sweep names no {key}. Write, for example, {key} = "demo".')
-    if len(set(value)) < len(value):
-        raise UserError(f"{key} = {list(value)!r} names something twice. Remove one.")
-    return tuple(value)
-
-
-def _methods(value: Any) -> dict[str, tuple[str, ...]]:
-    table = dict.fromkeys(value, ()) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
-    if not isinstance(table, dict) or not table:
-        raise UserError("the sweep names no methods. Write a table [methods] with lines such as fedproto = [].")
-    if isinstance(value, list) and len(table) < len(value):
-        raise UserError(f"methods = {value!r} names something twice. Remove one.")
-    if bad := [label for label in table if not label.strip() or not label.isprintable()]:
-        raise UserError(f"methods: the label {bad[0]!r} should be one line with something in it.")
-    return {label: _words(f"methods.{label}", own, empty=True) for label, own in table.items()}
-
-
-def _seeds(value: Any) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
-    if not whole or not value or len(set(value)) < len(value):
-        raise UserError(f"seeds = {value!r} should be a list of different whole numbers, such as [0, 1, 2].")
-    return tuple(value)
-
-
-def _parameters(value: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
-    """Key -> values; keys with dots may stand in quotes or not."""
-    if not isinstance(value, dict):
-        raise UserError(f'parameters = {value!r} should be a table: write [parameters] and lines "key" = [values].')
-    found: dict[str, tuple[Any, ...]] = {}
-    for key, values in value.items():
-        if isinstance(values, dict):
-            inner = _parameters(values, f"{prefix}{key}.")
-            if twice := found.keys() & inner.keys():
-                raise UserError(f"parameters: {min(twice)} is there twice, in quotes and without. Remove one.")
-            found |= inner
-            continue
-        if not isinstance(values, list) or not values:
-            raise UserError(f"parameters: {prefix}{key} = {values!r} should be a list of values to try.")
-        if len({float(v) if type(v) in (int, float) else text(v) for v in values}) < len(values):
-            raise UserError(f"parameters: {prefix}{key} = {values!r} has a value twice. Remove one.")
-        if f"{prefix}{key}" in found:
-            raise UserError(f"parameters: {prefix}{key} is there twice, in quotes and without. Remove one.")
-        found[f"{prefix}{key}"] = tuple(values)
-    return found

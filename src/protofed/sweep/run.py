@@ -1,7 +1,6 @@
 """Running a sweep: everything is checked before the first cell starts, and what is finished is not run again."""
 
 import dataclasses
-import json
 import os
 import tomllib
 import traceback
@@ -15,14 +14,16 @@ import torch
 from protofed.atomic import write_atomically
 from protofed.data.domain import Domain
 from protofed.data.sources import load
-from protofed.environment import changed_code
 from protofed.errors import UserError
-from protofed.folder import RunFolder
-from protofed.prepare import prepare, prepare_split
-from protofed.report.gather import FAILED, LISTING
+from protofed.runs import listing
+from protofed.runs.environment import changed_code
+from protofed.runs.folder import RunFolder
+from protofed.runs.probes import NO_PROBES, Probes
+from protofed.runs.setup import prepare, prepare_split
+from protofed.sweep.bundles import bundled
 from protofed.sweep.plan import Cell, Sweep
 from protofed.sweep.watch import SweepWatch
-from protofed.sweep.workers import Crew, Outcome, Placed, Share
+from protofed.sweep.workers import CellOutcome, Crew, Placed, Share
 
 SHOWN = 5  # damaged cells that are named
 GPU_JOBS = 4  # processes on one GPU
@@ -37,10 +38,15 @@ def run_sweep(
     data_dir: str | Path | None = None,
     jobs: int | None = None,
     watch: SweepWatch | None = None,
-) -> list[Outcome]:
-    """Run every cell that is not finished, each in `OUT/<readable>-<hash>`; one outcome a cell, in their order."""
+    probes: Probes = NO_PROBES,
+    fuse: bool = True,
+) -> list[CellOutcome]:
+    """Run every cell that is not finished, each in `OUT/<readable>-<hash>`; one outcome a cell, in their order.
+
+    `fuse`: train cells that differ only in seed, partition or numbers together, if that is faster."""
     out = Path(out)
-    placed = place(sweep.cells(), out)
+    watch = watch or SweepWatch()
+    placed = place(sweep.cells(watch.note), out)
 
     def keep() -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -48,10 +54,10 @@ def run_sweep(
         if not _by_hand(copy):
             write_atomically(copy, sweep.to_toml(out).encode())
         elif sweep.file is None or copy.resolve() != sweep.file.resolve():
-            (watch or SweepWatch()).note(f"{copy} was written by hand, and stays as it is")
-        write_atomically(out / LISTING, (json.dumps(_listing(placed), indent=1) + "\n").encode())
+            watch.note(f"{copy} was written by hand, and stays as it is")
+        listing.write_cells(out, [(folder.name, cell.hash, cell.labels) for cell, folder in placed])
 
-    return run_cells(placed, data_dir=data_dir, jobs=jobs, watch=watch, keep=keep)
+    return run_cells(placed, data_dir=data_dir, jobs=jobs, watch=watch, keep=keep, probes=probes, fuse=fuse)
 
 
 def _by_hand(file: Path) -> bool:
@@ -61,7 +67,7 @@ def _by_hand(file: Path) -> bool:
         return content != tomli_w.dumps(tomllib.loads(content))
     except FileNotFoundError:
         return False
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return True
 
 
@@ -75,10 +81,6 @@ def place(cells: Sequence[Cell], out: Path) -> list[Placed]:
     return [Placed(cell, there.setdefault(cell.hash, out / cell.folder)) for cell in cells]
 
 
-def _listing(placed: Sequence[Placed]) -> list[dict[str, Any]]:
-    return [{"folder": folder.name, "hash": cell.hash, "labels": cell.labels} for cell, folder in placed]
-
-
 def run_cells(
     placed: Sequence[Placed],
     *,
@@ -86,42 +88,46 @@ def run_cells(
     jobs: int | None = None,
     watch: SweepWatch | None = None,
     keep: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
+    probes: Probes = NO_PROBES,
+    fuse: bool = True,
+) -> list[CellOutcome]:
     """Run cells in folders of one's own choice. `keep` is called when all are possible, before the first starts."""
     watch = watch or SweepWatch()
     where = Path(data_dir) if data_dir is not None else None
-    todo, kept = check(placed, where, watch)
+    todo, kept = check_sweep(placed, where, watch, probes)
     keep()
     seeds = [p.cell.experiment.seed for p in placed]
     todo.sort(key=lambda p: seeds.index(p.cell.experiment.seed))  # a sweep that is stopped has whole seeds
     shares = share_out([p.cell for p in placed], jobs)
     outcomes = dict(kept)
-    watch.start([p.cell for p in todo], list(kept.values()), min(len(shares), len(todo)))
+    alone = [[placed] for placed in todo]
+    bundles = bundled([(p, p.cell.experiment) for p in todo], len(shares)) if fuse else alone
+    watch.start([p.cell for p in todo], list(kept.values()), min(len(shares), len(bundles)))
     try:
-        for outcome in Crew(shares, where, watch).work(todo) if todo else ():
+        for outcome in Crew(shares, where, watch, probes).work(bundles) if todo else ():
             outcomes[outcome.folder] = outcome
             _write_reason(outcome, watch)
             watch.ended(outcome)
     finally:
         watch.end()
     return [
-        outcomes.get(folder, Outcome(cell, folder, "stopped", "not begun"))._replace(cell=cell)
+        outcomes.get(folder, CellOutcome(cell, folder, "stopped", "not begun"))._replace(cell=cell)
         for cell, folder in placed
     ]
 
 
-def check(
-    placed: Sequence[Placed], data_dir: Path | None, watch: SweepWatch
-) -> tuple[list[Placed], dict[Path, Outcome]]:
+def check_sweep(
+    placed: Sequence[Placed], data_dir: Path | None, watch: SweepWatch, probes: Probes = NO_PROBES
+) -> tuple[list[Placed], dict[Path, CellOutcome]]:
     """What is to be run and what is finished, if all of it is possible."""
-    kept = {folder: Outcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished(placed)}
+    kept = {folder: CellOutcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished_cells(placed)}
     todo = list({p.folder: p for p in placed if p.folder not in kept}.values())  # two cells may be the same run
     _note_changed_code(list(kept.values()), watch)
-    check_cells(todo, list(kept.values()), data_dir, watch)
+    check_cells(todo, list(kept.values()), data_dir, watch, probes)
     return todo, kept
 
 
-def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
+def finished_cells(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
     """The cells that need not be run, with their summaries; a UserError where a folder holds something else."""
     found, bad = [], []
     for cell, path in placed:
@@ -132,27 +138,33 @@ def finished(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
                 folder.check_rounds(cell.experiment.rounds)
                 found.append((Placed(cell, path), folder.summary()))
         except UserError as error:
-            bad.append(f"{cell.name}: {error} To run this cell anew, remove {path}.")
+            bad.append(f"{cell.name}: {error} To run this cell again, remove {path}.")
     if bad:
         more = [f"And {len(bad) - SHOWN} more."] if len(bad) > SHOWN else []
         raise UserError(" ".join([*bad[:SHOWN], *more]))
     return found
 
 
-def _note_changed_code(kept: Sequence[Outcome], watch: SweepWatch) -> None:
+def _note_changed_code(kept: Sequence[CellOutcome], watch: SweepWatch) -> None:
     """A finished cell stays, whatever became of the method or model of one's own since: say so."""
     changed: dict[str, list[str]] = {}
     for outcome in kept:
-        for name in changed_code(RunFolder(outcome.folder), outcome.cell.experiment):
+        for name in changed_code(RunFolder(outcome.folder)):
             changed.setdefault(name, []).append(outcome.folder.name)
     for name, folders in changed.items():
         watch.note(
             f"the file of {name} has changed since {len(folders)} finished cell{'s' * (len(folders) > 1)} of it. They "
-            f"stay as they are; to run one anew, remove its folder, such as {folders[0]}"
+            f"stay as they are; to run one again, remove its folder, such as {folders[0]}"
         )
 
 
-def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path | None, watch: SweepWatch) -> None:
+def check_cells(
+    todo: Sequence[Placed],
+    kept: Sequence[CellOutcome],
+    data_dir: Path | None,
+    watch: SweepWatch,
+    probes: Probes = NO_PROBES,
+) -> None:
     """Refuse now what would be refused after hours: data, partitions (once for each) and methods, without a GPU."""
     domains: list[Domain] | None = None
     loaded, splits, done = None, {}, set()
@@ -170,7 +182,7 @@ def check_cells(todo: Sequence[Placed], kept: Sequence[Outcome], data_dir: Path 
                 splits[_case(cell)] = prepare_split(plan, data_dir, domains)[1].hash
             alike = str({key: value for key, value in plan.to_dict().items() if key not in ("seed", "optimizer")})
             if alike not in done:
-                prepare(dataclasses.replace(plan, device="cpu"), data_dir, domains)
+                prepare(dataclasses.replace(plan, device="cpu"), data_dir, domains, probes=probes)
                 done.add(alike)
         except UserError as error:
             bad.append((cell, error))
@@ -221,9 +233,9 @@ def _gpus() -> list[str]:
     return named or [str(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
-def _write_reason(outcome: Outcome, watch: SweepWatch) -> None:
+def _write_reason(outcome: CellOutcome, watch: SweepWatch) -> None:
     """A failure's traceback beside the folder, until it succeeds."""
-    path = outcome.folder.with_name(f"{outcome.folder.name}{FAILED}")
+    path = listing.reason(outcome.folder)
     try:
         if outcome.status == "failed":
             write_atomically(path, (outcome.reason + "\n").encode())

@@ -7,10 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from protofed.progress import LINE_SECONDS, describe
+from protofed.runs.numbers import duration
+from protofed.runs.progress import LINE_SECONDS, describe_round, say_on
 from protofed.sweep.plan import Cell
 from protofed.sweep.watch import SweepWatch
-from protofed.sweep.workers import Outcome
+from protofed.sweep.workers import CellOutcome
 
 SHOWN = 8  # cells at work that have a bar of their own
 BAR = 24  # letters of a bar
@@ -25,26 +26,32 @@ def shortened(text: str, room: int) -> str:
 class Estimate:
     """How long the rest takes: rounds that are left, at the pace of cells of the same kind, spread over the jobs."""
 
-    def __init__(self, cells: Sequence[Cell], kept: Sequence[Outcome], jobs: int) -> None:
+    def __init__(self, cells: Sequence[Cell], kept: Sequence[CellOutcome], jobs: int) -> None:
         self.jobs = max(1, jobs)
         self.left = {cell.hash: cell.experiment.rounds for cell in cells}
-        self.kinds = {cell.hash: _kind(cell) for cell in cells}
+        self.kinds = {cell.hash: apart_from_seed(cell) for cell in cells}
         self.seen: dict[tuple[str, ...], list[float]] = {}  # kind -> rounds and seconds
         for outcome in kept:
             if outcome.summary and outcome.summary.get("seconds"):
-                self._add(_kind(outcome.cell), outcome.cell.experiment.rounds, float(outcome.summary["seconds"]))
+                self._add(
+                    apart_from_seed(outcome.cell), outcome.cell.experiment.rounds, float(outcome.summary["seconds"])
+                )
 
     def _add(self, kind: tuple[str, ...], rounds: int, seconds: float) -> None:
         total = self.seen.setdefault(kind, [0, 0.0])
         total[0] += rounds
         total[1] += seconds
 
+    def learn(self, cell: Cell, seconds: float) -> None:
+        """What a round of a cell takes, from elsewhere."""
+        self._add(apart_from_seed(cell), 1, seconds)
+
     def begun(self, cell: Cell, done: int) -> None:
         self.left[cell.hash] = cell.experiment.rounds - done
 
     def round(self, cell: Cell, line: dict[str, Any]) -> None:
         self.left[cell.hash] = cell.experiment.rounds - line["round"]
-        self._add(_kind(cell), 1, line["seconds"])
+        self._add(apart_from_seed(cell), 1, line["seconds"])
 
     def ended(self, cell: Cell) -> None:
         self.left.pop(cell.hash, None)
@@ -64,19 +71,12 @@ class Estimate:
         return "" if seconds is None else f"{duration(seconds)} left"
 
 
-def _kind(cell: Cell) -> tuple[str, ...]:
+def apart_from_seed(cell: Cell) -> tuple[str, ...]:
     """Cells that differ only in their seed take as long."""
     return tuple(value for key, value in cell.labels.items() if key != "seed")
 
 
-def duration(seconds: float) -> str:
-    """About how long, in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def ended_text(outcome: Outcome) -> str:
+def ended_text(outcome: CellOutcome) -> str:
     """How a cell ended, in one line."""
     if outcome.status == "done" and outcome.summary:
         s = outcome.summary
@@ -94,7 +94,7 @@ class _View(SweepWatch):
         self.estimate = Estimate([], [], 1)
         self.total = self.done = self.failed = 0
 
-    def start(self, cells: Sequence[Cell], kept: Sequence[Outcome], jobs: int) -> None:
+    def start(self, cells: Sequence[Cell], kept: Sequence[CellOutcome], jobs: int) -> None:
         self.total, self.done = len(cells), 0
         self.estimate = Estimate(cells, kept, jobs)
         before = f", {len(kept)} finished before" if kept else ""
@@ -107,7 +107,7 @@ class _View(SweepWatch):
     def round(self, cell: Cell, line: dict[str, Any]) -> None:
         self.estimate.round(cell, line)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         if outcome.status != "stopped":
             self.estimate.ended(outcome.cell)
             self.done += 1
@@ -117,10 +117,10 @@ class _View(SweepWatch):
         self.say(f"note: {text}")
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say_on(self.console, text)
 
 
-class Bars(_View):
+class CellBars(_View):
     """One bar for the whole, and one for each cell at work."""
 
     def __init__(self, console: Console) -> None:
@@ -141,7 +141,7 @@ class Bars(_View):
         if time.monotonic() - self.began > 1:
             self.progress.start()
 
-    def start(self, cells: Sequence[Cell], kept: Sequence[Outcome], jobs: int) -> None:
+    def start(self, cells: Sequence[Cell], kept: Sequence[CellOutcome], jobs: int) -> None:
         super().start(cells, kept, jobs)
         self.progress.update(self.whole, description="sweep", completed=0, total=len(cells))
         self.progress.start()
@@ -155,10 +155,10 @@ class Bars(_View):
 
     def round(self, cell: Cell, line: dict[str, Any]) -> None:
         super().round(cell, line)
-        self.progress.update(self.tasks[cell.hash], completed=line["round"], numbers=describe(line))
+        self.progress.update(self.tasks[cell.hash], completed=line["round"], numbers=describe_round(line))
         self._show()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         super().ended(outcome)
         if outcome.cell.hash in self.tasks:
             self.progress.remove_task(self.tasks.pop(outcome.cell.hash))
@@ -174,7 +174,7 @@ class Bars(_View):
         self.progress.stop()
 
 
-class Lines(_View):
+class CellLines(_View):
     """A line for each cell that ends, and one every few seconds in between."""
 
     def __init__(self, console: Console) -> None:
@@ -193,7 +193,7 @@ class Lines(_View):
             parts = [f"({self.done}/{self.total}) {'; '.join(self.rounds.values())}", self.estimate.text()]
             self.say("; ".join(filter(None, parts)))
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: CellOutcome) -> None:
         super().ended(outcome)
         self.rounds.pop(outcome.cell.hash, None)
         left = self.estimate.text() if self.done < self.total else ""
@@ -205,4 +205,4 @@ class Lines(_View):
 
 
 def view(console: Console) -> SweepWatch:
-    return Bars(console) if console.is_terminal else Lines(console)
+    return CellBars(console) if console.is_terminal else CellLines(console)

@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 import protofed
 from protofed.errors import UserError
-from protofed.interrupt import on_interrupt
-from protofed.results import Result
+from protofed.runs.interrupt import on_interrupt
+from protofed.runs.measure import Result
+from protofed.runs.probes import NO_PROBES, Probes
 from protofed.sweep.plan import Cell
 from protofed.sweep.watch import SweepWatch
-from protofed.sweep.worker import Order
+from protofed.sweep.worker import CellOrder
 
 WORKER = "from protofed.sweep.worker import main; main()"
 STARTS = 3  # of workers in a row that fail, before it is given up
@@ -34,7 +35,7 @@ class Placed(NamedTuple):
     folder: Path
 
 
-class Outcome(NamedTuple):
+class CellOutcome(NamedTuple):
     """What became of a cell."""
 
     cell: Cell
@@ -58,12 +59,13 @@ class Share(NamedTuple):
 
 
 class _Worker:
-    """A process and the cell it runs."""
+    """A process and the cells it runs."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
         self.ready = False
-        self.placed: Placed | None = None
+        self.free = True  # for another bundle
+        self.bundle: dict[int, Placed] = {}  # cells that have not ended
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self.pipe, theirs = Pipe()
         source = str(Path(protofed.__file__).parent.parent)
@@ -81,9 +83,15 @@ class _Worker:
         )
         theirs.close()
 
-    def give(self, placed: Placed, data_dir: Path | None) -> None:
-        self.placed = placed
-        self.pipe.send(Order(placed.cell.experiment.to_dict(), placed.folder, data_dir, self.share.cores, sys.argv))
+    def give(self, bundle: Sequence[Placed], data_dir: Path | None, probes: Probes) -> None:
+        cores = self.share.cores
+        self.pipe.send(
+            [
+                CellOrder(cell.experiment.to_dict(), folder, data_dir, cores, sys.argv, probes, cell.labels)
+                for cell, folder in bundle
+            ]
+        )
+        self.free, self.bundle = False, dict(enumerate(bundle))
 
     def interrupt(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -112,46 +120,48 @@ class _Worker:
 class Crew:
     """Works through cells on as many processes as there are shares."""
 
-    def __init__(self, shares: Sequence[Share], data_dir: Path | None, watch: SweepWatch) -> None:
-        self.shares, self.data_dir, self.watch = shares, data_dir, watch
+    def __init__(
+        self, shares: Sequence[Share], data_dir: Path | None, watch: SweepWatch, probes: Probes = NO_PROBES
+    ) -> None:
+        self.shares, self.data_dir, self.watch, self.probes = shares, data_dir, watch, probes
         self.workers: list[_Worker] = []
         self.asked = 0  # how often the user asked to stop
         self.stillborn = 0  # workers in a row that died while starting
 
-    def work(self, todo: Sequence[Placed]) -> Iterator[Outcome]:
+    def work(self, bundles: Sequence[Sequence[Placed]]) -> Iterator[CellOutcome]:
         """Outcomes as they come; after Ctrl-C those at work are saved, and the others are left."""
-        left = collections.deque(todo)
+        left = collections.deque(bundles)
         later: list[tuple[float, Placed]] = []  # cells that another process is writing, and when to look again
         with on_interrupt(self._stop):
             try:
                 self.workers = [_Worker(share) for share in self.shares[: len(left)]]
                 while self._at_work() or ((left or later) and not self.asked):
                     now = time.monotonic()
-                    left.extend(placed for due, placed in later if due <= now)
+                    left.extend([placed] for due, placed in later if due <= now)
                     later = [(due, placed) for due, placed in later if due > now]
                     self._hand_out(left)
                     for worker, message in self._messages():
-                        placed = worker.placed
-                        outcome = self._take(worker, message)
-                        if outcome is not None:
-                            yield outcome
-                        elif message[0] == "ended" and placed is not None:  # busy elsewhere
-                            later.append((now + BUSY_SECONDS, placed))
+                        if message[0] == "gone":
+                            yield from self._replace(worker, left)
+                        elif message[0] == "ended" and message[2] == "busy":
+                            later.append((now + BUSY_SECONDS, worker.bundle.pop(message[1])))
+                        elif message[0] == "ended":
+                            yield CellOutcome(*worker.bundle.pop(message[1]), *message[2:])
+                        else:
+                            self._take(worker, message)
             finally:
                 for worker in self.workers:
                     worker.close()
 
     def _at_work(self) -> bool:
-        return any(worker.placed is not None for worker in self.workers)
+        return any(not worker.free for worker in self.workers)
 
-    def _hand_out(self, left: "collections.deque[Placed]") -> None:
+    def _hand_out(self, left: "collections.deque[Sequence[Placed]]") -> None:
         for worker in self.workers:
-            if left and not self.asked and worker.ready and worker.placed is None:
-                try:
-                    worker.give(left[0], self.data_dir)
+            if left and not self.asked and worker.ready and worker.free:
+                with contextlib.suppress(OSError):  # it has just died, which is noticed next; the cells are for another
+                    worker.give(left[0], self.data_dir, self.probes)
                     left.popleft()
-                except OSError:  # it has just died, which is noticed next; the cell is for another
-                    worker.placed = None
 
     def _messages(self) -> Iterator[tuple[_Worker, tuple[Any, ...]]]:
         """What workers say, and ("gone",) of one that died; its place is taken by another."""
@@ -163,28 +173,24 @@ class Crew:
             except (EOFError, OSError):
                 yield worker, ("gone",)
 
-    def _take(self, worker: _Worker, message: tuple[Any, ...]) -> Outcome | None:
-        """Act on a message; the outcome, if it says one."""
-        kind, placed = message[0], worker.placed
+    def _take(self, worker: _Worker, message: tuple[Any, ...]) -> None:
+        """Act on a message."""
+        kind, about = message[0], message[1:]
         if kind == "ready":
             worker.ready, self.stillborn = True, 0
-        elif kind == "begun" and placed:
-            self.watch.begun(placed.cell, message[1])
-        elif kind == "round" and placed:
-            self.watch.round(placed.cell, message[1])
-        elif kind == "note" and placed:
-            self.watch.note(f"{placed.cell.name}: {message[1]}")
-        elif kind == "ended" and placed:
-            worker.placed = None
-            status, reason, summary = message[1:]
-            return None if status == "busy" else Outcome(*placed, status, reason, summary)
-        elif kind == "gone":
-            return self._replace(worker)
-        return None
+        elif kind == "free":
+            worker.free = True
+        elif kind == "begun":
+            self.watch.begun(worker.bundle[about[0]].cell, about[1])
+        elif kind == "round":
+            self.watch.round(worker.bundle[about[0]].cell, about[1])
+        elif kind == "note":
+            self.watch.note(f"{worker.bundle[about[0]].cell.name}: {about[1]}")
 
-    def _replace(self, worker: _Worker) -> Outcome | None:
-        reason, placed = worker.death(), worker.placed
-        worker.placed = None
+    def _replace(self, worker: _Worker, left: "collections.deque[Sequence[Placed]]") -> Iterator[CellOutcome]:
+        """Another worker in the place of one that died. Of several cells nobody knows which was to blame: each is run
+        once more, by itself."""
+        reason, bundle = worker.death(), list(worker.bundle.values())
         self.workers.remove(worker)
         worker.close()
         self.stillborn += not worker.ready
@@ -193,15 +199,20 @@ class Crew:
             raise UserError(f"workers cannot be started: {reason}. Try one of the cells with 'protofed run'.")
         if not self.asked and not given_up:
             self.workers.append(_Worker(worker.share))
-        return Outcome(*placed, "stopped" if self.asked else "failed", reason) if placed else None
+        if len(bundle) > 1 and not self.asked:
+            self.watch.note(f"{len(bundle)} cells that were trained together go on one by one: {reason}")
+            left.extendleft([placed] for placed in reversed(bundle))
+            return
+        for placed in bundle:
+            yield CellOutcome(*placed, "stopped" if self.asked else "failed", reason)
 
     def _stop(self) -> None:
         """The first Ctrl-C lets every cell finish its round and save it; the second saves at once, the third kills."""
         self.asked += 1
         if self.asked == 1:
-            self.watch.note("stopping as soon as the rounds at work are whole; Ctrl-C again stops at once")
+            self.watch.note("stopping after the current rounds; Ctrl-C again stops at once")
         if self.asked > 2:
             raise KeyboardInterrupt
         for worker in self.workers:
-            if worker.placed is not None:
+            if not worker.free:
                 worker.interrupt()

@@ -9,7 +9,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from protofed.method import Client, Mean, Tree
 from protofed.ops.trees import deal, map_nodes
 from protofed.testing.broken import require, require_finite, require_same
-from protofed.testing.trees import floats, means, names, names_on, under_names
+from protofed.testing.trees import floats, keys, means, names_on, under_names
 from protofed.testing.trial import CLASSES, COHORT, DIM, EMPTY, NOBODYS, Trial
 
 
@@ -84,7 +84,7 @@ def empty(trial: Trial) -> None:
             require(nothing, "an empty client's Mean has a weight or a total other than 0", remedy)
         after = trial.aggregate(round.server, round.updates | {EMPTY: update})
         require_finite(after, "with an empty client, server", remedy)
-        averaged = names(update.up) & names(update.client)
+        averaged = keys(update.up) & keys(update.client)
         with_it, without = (under_names(server, averaged) for server in (after, round.after))
         require_same(with_it, without, 1e-5, "with an empty client and without it, server", remedy)
 

@@ -6,8 +6,8 @@ from inspect import get_annotations
 
 import tomli_w
 
-from protofed import schema
-from protofed.experiment import Experiment
+from protofed.config import schema
+from protofed.config.experiment import Experiment
 from protofed.importing import path_of
 from protofed.method import Method
 from protofed.methods import METHODS
@@ -27,7 +27,7 @@ def values(trial: Trial) -> None:
         if name not in known and "ClassVar" not in str(hint)
     ]
     decorate = f"Put @dataclass(frozen=True) on {kind.__name__}."
-    require(not stray, f"{', '.join(stray)} is no field", decorate)
+    require(not stray, f"{', '.join(stray)} is not a field", decorate)
     for name in known:
         try:
             setattr(method, name, getattr(method, name))
@@ -55,7 +55,7 @@ def toml(trial: Trial) -> None:
         if kind in METHODS.values() or path_of(kind):
             back = Experiment.from_dict(tomllib.loads(Experiment(method=method).to_toml())).method
         else:
-            back = kind(**schema.check("method", kind, tomllib.loads(tomli_w.dumps(asdict(method)))))
+            back = kind(**schema.check_section("method", kind, tomllib.loads(tomli_w.dumps(asdict(method)))))
     except Exception as error:
         raise Broken(f"{type(error).__name__}: {error} {remedy}") from error
     for field in fields(method):

@@ -38,12 +38,14 @@ def require_scores(trial: Trial, who: str, client: Client, server: Tree, number:
 
 
 def require_prototypes(trial: Trial, client: Client, server: Tree) -> None:
-    x, prototypes = trial.samples(0).x, trial.method.prototypes(server)
+    x, common = trial.samples(0).x, trial.method.prototypes(server)
     z = tuple(trial.method.embed(trial.model, client, x).shape)
     require(len(z) == 2 and z[0] == len(x), f"embed gives shape {z}", f"Give (B, D), here ({len(x)}, D).")
-    if prototypes is None:
-        return
-    total, weight = tuple(prototypes.total.shape), tuple(prototypes.weight.shape)
-    right = len(weight) == 2 and weight[0] == CLASSES and total == (*weight, z[1])
-    remedy = f"Give Mean((C, K, D), (C, K)), here with C = {CLASSES} and D = {z[1]}."
-    require(right, f"prototypes gives shapes {total} and {weight}", remedy)
+    own = trial.method.prototypes_of(client, server)
+    for name, prototypes in (("prototypes", common), ("prototypes_of", own)):
+        if prototypes is None:
+            continue
+        total, weight = tuple(prototypes.total.shape), tuple(prototypes.weight.shape)
+        right = len(weight) == 2 and weight[0] == CLASSES and total == (*weight, z[1])
+        remedy = f"Give Mean((C, K, D), (C, K)), here with C = {CLASSES} and D = {z[1]}."
+        require(right, f"{name} gives shapes {total} and {weight}", remedy)

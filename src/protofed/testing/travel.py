@@ -8,7 +8,7 @@ from protofed.engines.wire import decode, encode
 from protofed.method import Tree
 from protofed.ops.trees import deal, is_node, under
 from protofed.testing.broken import Broken, require, require_same
-from protofed.testing.trees import floats, leaked, leaves, names, numbers
+from protofed.testing.trees import floats, keys, leaked, leaves, readable_numbers
 from protofed.testing.trial import COHORT, Trial
 
 
@@ -62,11 +62,12 @@ def privacy(trial: Trial) -> None:
     """What is private is in no upload, neither by name nor by value.
 
     By value means the numbers themselves, or times a Mean's weight; a private tensor that is changed before it is sent,
-    say doubled, is not recognised.
+    say doubled, is not recognised. A client's memory is private, but for what it keeps under the name that it sends it
+    under.
     """
     last = trial.rounds[-1]  # in the first round, copies of common initial weights may still be alike
     for number, update in last.updates.items():
-        sent, seen, params = names(update.up), numbers(update.up), update.client.params
+        sent, seen, params = keys(update.up), readable_numbers(update.up), update.client.params
         where = f"in the upload of client {number}"
         for prefix in trial.private:
             claimed = under(params, prefix)
@@ -77,10 +78,12 @@ def privacy(trial: Trial) -> None:
             found = name not in sent and leaked(value, seen)
             remedy = "Do not send it; or, if it is not private, send it under its name."
             require(not found, f"the numbers of {name} are {where}", remedy)
-        shared = numbers({name: value for name, value in params.items() if name in sent})
+        shared = readable_numbers({name: value for name, value in params.items() if name in sent})
         for memory in (last.clients[number].memory, update.client.memory):
             for place, value in floats(memory).items():
-                found = leaked(value, seen) and not leaked(value, shared)  # a copy of what is shared may be kept
-                require(not found, f"the numbers of memory{place} are {where}", "Do not send them.")
+                copy = leaked(value, shared) or any(f"['{name}']" in place for name in sent)  # of what is shared
+                found = leaked(value, seen) and not copy
+                remedy = "Do not send them; or, if they are not private, keep them under the name of what is sent."
+                require(not found, f"the numbers of memory{place} are {where}", remedy)
         for x in trial.samples(number).x:
             require(not leaked(x, seen), f"a sample is {where}", "Do not send inputs.")

@@ -29,7 +29,7 @@ def names_on(path: Sequence[Any]) -> set[str]:
     return {str(key.key) for key in path if isinstance(key, MappingKey)}
 
 
-def names(tree: Tree) -> set[str]:
+def keys(tree: Tree) -> set[str]:
     """Every key of every dict that leads to a leaf."""
     return {name for path, _ in tree_flatten_with_path(tree)[0] for name in names_on(path)}
 
@@ -70,7 +70,7 @@ def difference(left: Tree, right: Tree, tolerance: float = 0.0) -> str:
     return ""
 
 
-def numbers(tree: Tree) -> Tensor:
+def readable_numbers(tree: Tree) -> Tensor:
     """Every number the server can read: the tensors of an upload, and the means they stand for."""
     found = [*floats(tree).values(), *(leaf for mean in means(tree) for leaf in floats(mean.value).values())]
     return torch.cat([leaf.flatten().double() for leaf in found] or [torch.zeros(0).double()])

@@ -31,7 +31,7 @@ SEED, EPOCHS, BATCH, CHUNK = 1, 2, 4, 16
 OPTIMIZER = Optimizer(lr=0.05, momentum=0.5)
 
 
-class Round(NamedTuple):
+class PlayedRound(NamedTuple):
     """One round as it was played. `before` and `given` were equal when each part of them was given."""
 
     server: Tree
@@ -73,7 +73,7 @@ class Trial:
     def local(self, number: int, round: int, pads: int = 0) -> LocalData:
         """What a client knows of its data; one without any has a batch of padding."""
         samples = self.samples(number)
-        batches = [padded(batch, pads) for batch in split(samples, CHUNK)] or [padded(samples, pads + 1)]
+        batches = [padded(batch, pads) for batch in in_batches(samples, CHUNK)] or [padded(samples, pads + 1)]
         counts = torch.bincount(samples.y, minlength=CLASSES).float()
         return LocalData(batches, counts, random.key(SEED, "train", round, number))
 
@@ -81,7 +81,7 @@ class Trial:
         """One pass over a client's samples; nothing for one without any."""
         x, y, mask = self.samples(number)
         order = random.permutation(random.key(SEED, "order", round, number, epoch), len(y))
-        return [padded(batch, pads) for batch in split(Batch(x[order], y[order], mask), BATCH)]
+        return [padded(batch, pads) for batch in in_batches(Batch(x[order], y[order], mask), BATCH)]
 
     def update(
         self, number: int, client: Client, round: int, down: Tree, data: LocalData | None = None, pads: int = 0
@@ -123,7 +123,7 @@ class Trial:
         up = reduce(merge, [alone(update.up) for update in updates.values()])
         return self.method.aggregate(server, up, torch.tensor(list(updates)))
 
-    def round(self, server: Tree, clients: Mapping[int, Client], cohort: Sequence[int], number: int) -> Round:
+    def round(self, server: Tree, clients: Mapping[int, Client], cohort: Sequence[int], number: int) -> PlayedRound:
         clients = {i: clients[i] if i in clients else self.new(i) for i in cohort}
         given = {"server": server, "clients": clients, "data": {i: self.local(i, number) for i in cohort}}
         before = copied(given)
@@ -134,11 +134,11 @@ class Trial:
         given["up"] = {i: update.up for i, update in updates.items()}
         before["up"] = copied(given["up"])
         after = self.aggregate(server, updates)
-        return Round(server, clients, downs, updates, after, given, before)
+        return PlayedRound(server, clients, downs, updates, after, given, before)
 
-    def play(self, *cohorts: Sequence[int]) -> list[Round]:
+    def play(self, *cohorts: Sequence[int]) -> list[PlayedRound]:
         """One round of each cohort."""
-        server, clients, rounds = self.method.init_server(self.spec()), dict[int, Client](), list[Round]()
+        server, clients, rounds = self.method.init_server(self.spec()), dict[int, Client](), list[PlayedRound]()
         for number, cohort in enumerate(cohorts):
             rounds.append(self.round(server, clients, cohort, number))
             server = rounds[-1].after
@@ -146,16 +146,16 @@ class Trial:
         return rounds
 
     @cached_property
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[PlayedRound]:
         """What most rules look at."""
         torch.default_generator.manual_seed(1)
         return self.play(COHORT, COHORT)
 
 
-def split(samples: Batch, size: int) -> list[Batch]:
+def in_batches(samples: Batch, size: int) -> list[Batch]:
     if not len(samples.y):
         return []
-    return [Batch(*part) for part in zip(*(t.split(size) for t in samples), strict=True)]
+    return [Batch(*part) for part in zip(*(torch.split(t, size) for t in samples), strict=True)]
 
 
 def padded(batch: Batch, more: int) -> Batch:
@@ -165,6 +165,6 @@ def padded(batch: Batch, more: int) -> Batch:
     return Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([batch.mask, torch.zeros(more)]))
 
 
-def state_of(rounds: Sequence[Round]) -> dict[str, Tree]:
+def state_of(rounds: Sequence[PlayedRound]) -> dict[str, Tree]:
     """What is left of all rounds."""
     return {"server": rounds[-1].after, "clients": {i: update.client for i, update in rounds[-1].updates.items()}}

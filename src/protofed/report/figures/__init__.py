@@ -9,6 +9,7 @@ from protofed.report.figures import (
     confusion,
     drift,
     embeddings,
+    leaks,
     partition,
     similarity,
     theory,
@@ -17,7 +18,7 @@ from protofed.report.figures import (
 )
 from protofed.report.groups import Group
 
-FIGURES = (accuracy, clients, partition, embeddings, similarity, drift, confusion, traffic, time, theory)
+FIGURES = (accuracy, clients, partition, embeddings, similarity, drift, confusion, traffic, time, theory, leaks)
 
 
 def figures(groups: Sequence[Group], tell: Callable[[int, int], None] | None = None) -> Iterator[Figure]:

@@ -4,19 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from protofed.report.columns import ABOUT, METRICS, Column, Metric, chosen_columns
 from protofed.report.figure import Axis, Control, Figure, Line, Panel, Plot, thin, thinned
 from protofed.report.groups import Group
+from protofed.runs.numbers import over_seeds
 
-WHAT = {
-    "accuracy": "accuracy_mean",
-    "worst tenth": "accuracy_worst10",
-    "by head": "accuracy_head_mean",
-    "by prototype": "accuracy_proto_mean",
-    "global model": "global_accuracy",
-    "PM(V)": "pm_v",
-    "PM(L)": "pm_l",
-    "loss": "loss",
-}
+SHOWN = ("accuracy", "head", "proto", "worst10", "global", "pm_v", "pm_l", "attack")
+LOSS = Column(Metric("loss", "loss", "", ""))
 AGAINST = {
     "rounds": "round",
     "seconds": "seconds of training and measuring",
@@ -26,20 +20,28 @@ AGAINST = {
 
 def make(groups: Sequence[Group]) -> Figure:
     runs = [run for group in groups for run in group.runs]
-    what = {name: key for name, key in WHAT.items() if any(len(run.column(key)[0]) > 1 for run in runs)}
+    what = {
+        column.title: column
+        for column in (*chosen_columns(None, runs, SHOWN), LOSS)
+        if any(len(column.along(run)[0]) > 1 for run in runs)
+    }
     if not what:
         return Figure("accuracy", "Accuracy", missing="No run has two measured rounds.")
-    plots = {f"{x}|{name}": _plot(groups, key, name, x) for name, key in what.items() for x in AGAINST}
+    lettered = {METRICS[name].title: ABOUT[name] for name in ("pm_v", "pm_l")}
+    lettered = {title: text for title, text in lettered.items() if any(one.startswith(title) for one in what)}
+    plots = {f"{x}|{name}": _plot(groups, column, x) for name, column in what.items() for x in AGAINST}
     first = next(iter(what))
     unfinished = [run.folder.name for run in runs if run.summary is None]
     return Figure(
         id="accuracy",
         title="Accuracy",
-        caption="Higher and further left is better. A line is the mean over seeds, its band one standard deviation "
-        "to either side; a round's accuracy is over the clients that took part in it, on their own test sets"
-        " (the global model: on the global test set). Seconds and megabytes are added up over rounds, and "
-        "their mean over seeds is used. What comes after the last round (all clients measured; for some methods a last "
-        "training) is in the summary alone.",
+        caption="Higher and further left is better (backdoor success: lower). All lines of a plot are judged by one "
+        "rule. A line is the mean over seeds, and its "
+        "band is one standard deviation to either side. A round's accuracy is the mean over the clients that took part "
+        "in it, on their own test sets (for the global model: on the global test set). Seconds and megabytes are added "
+        "up over rounds and averaged over seeds. What is measured after the last round (all clients; for some methods "
+        "after a last training) is only in the summary."
+        + "".join(f" {title}: {text}." for title, text in lettered.items()),
         controls=[Control("against", list(AGAINST)), Control("show", list(what))],
         panels=[Panel(plots, wide=True)],
         notes=[
@@ -50,29 +52,31 @@ def make(groups: Sequence[Group]) -> Figure:
     )
 
 
-def _plot(groups: Sequence[Group], key: str, name: str, against: str) -> Plot:
-    percent = 1.0 if key == "loss" else 100.0
-    lines = [line for group in groups if (line := curve(group, key, percent, against)) is not None]
-    unit = "training loss" if key == "loss" else f"{name}, %" if name.startswith("accuracy") else f"accuracy, {name}, %"
+def _plot(groups: Sequence[Group], column: Column, against: str) -> Plot:
+    percent = 100.0 if column.metric.unit == "%" else 1.0
+    lines = [line for group in groups if (line := curve(group, column, percent, against)) is not None]
+    what = column.title if column.metric.better == "low" else f"accuracy, {column.title}"
+    unit = "training loss" if column == LOSS else f"{what}, %"
     return Plot(lines, Axis(AGAINST[against]), Axis(unit), height=420)
 
 
-def curve(group: Group, key: str, factor: float = 1.0, against: str = "rounds", dash: str = "") -> Line | None:
+def curve(
+    group: Group, what: str | Column, factor: float = 1.0, against: str = "rounds", dash: str = ""
+) -> Line | None:
     """A number of the rounds: the mean over those seeds that have it, and the deviation."""
     values: dict[int, list[float]] = {}
     for run in group.runs:
-        for round, value in zip(*run.column(key), strict=True):
+        for round, value in zip(*(what.along(run) if isinstance(what, Column) else run.column(what)), strict=True):
             values.setdefault(round, []).append(factor * value)
     rounds = sorted(values)
     if not rounds:
         return None
     kept = [rounds[i] for i in thin(len(rounds))]
     places = _places(group, against)
-    mean = np.array([np.mean(values[round]) for round in kept])
-    std = np.array([np.std(values[round]) for round in kept])
+    mean, std = np.array([over_seeds(values[round]) for round in kept]).T
     several = len(group.runs) > 1
     return Line(
-        group.label,
+        group.name,
         x=[places[round] for round in kept],
         y=mean.tolist(),
         colour=group.look.colour,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.report.figure import MOST_PANELS, Axis, Bars, Figure, Line, Panel, Plot, columns, not_drawn
-from protofed.report.groups import Group, over_seeds
+from protofed.report.groups import Group, judged, titled
 from protofed.report.runs import Run
+from protofed.runs.numbers import over_seeds
 
 MOST_BARS = 100
 WORST = "#2b2f36"
@@ -17,6 +18,7 @@ def make(groups: Sequence[Group]) -> Figure:
     known = [group for group in groups if any(map(accuracies, group.runs))]
     if not known:
         return Figure("clients", "Clients", missing="No run is finished: clients.jsonl comes at its end.")
+    titles = titled(known)
     most = max(len(accuracies(run)) for group in known for run in group.runs)
     return Figure(
         id="clients",
@@ -25,7 +27,8 @@ def make(groups: Sequence[Group]) -> Figure:
         "line is the mean, the worst tenth is black (white on a dark page). Over several seeds the clients "
         "of one rank are averaged. A flat row of bars is a fair outcome.",
         panels=[
-            Panel({"": _bars(group)}, group.label, group.label, wide=len(known) == 1) for group in known[:MOST_PANELS]
+            Panel({"": _bars(group)}, titles[group.label], group.label, wide=len(known) == 1)
+            for group in known[:MOST_PANELS]
         ],
         columns=columns(len(known)),
         notes=[
@@ -47,10 +50,11 @@ def _ranked(group: Group) -> np.ndarray:
     """Accuracy in % by rank, averaged over seeds."""
     runs = [np.sort(accuracies(run)) for run in group.runs if accuracies(run)]
     bins = min(MOST_BARS, max(map(len, runs)))
-    return 100 * np.mean([_parts(row, bins) for row in runs], axis=0)
+    mean: np.ndarray = 100 * np.mean([parts(row, bins) for row in runs], axis=0)
+    return mean
 
 
-def _parts(row: np.ndarray, bins: int) -> np.ndarray:
+def parts(row: np.ndarray, bins: int) -> np.ndarray:
     """Means of equal parts of a sorted row; a client on a border counts on both sides by its share."""
     total = np.interp(np.linspace(0, len(row), bins + 1), np.arange(len(row) + 1), [0, *np.cumsum(row)])
     return row if bins == len(row) else np.diff(total) * bins / len(row)
@@ -78,6 +82,8 @@ def _bars(group: Group) -> Plot:
 
 def _fairness(groups: Sequence[Group]) -> list[list[str]]:
     rows = [["method", "mean, %", "worst tenth, %", "best tenth, %", "deviation", "Jain's index"]]
+    rules = judged(groups)
+    rows[0][1:1] = ["judged by"] if rules else []
     for group in groups:
         numbers = np.array([fairness(accuracies(run)) for run in group.runs if accuracies(run)])
         cells = [over_seeds(column) for column in numbers.T.tolist()]
@@ -88,7 +94,7 @@ def _fairness(groups: Sequence[Group]) -> list[list[str]]:
             for cell, n in zip(cells, places, strict=True)
             if cell is not None
         ]
-        rows.append([group.label, *shown])
+        rows.append([group.label, *([rules[group.label]] if rules else []), *shown])
     return rows
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.report.figure import MOST_PANELS, Axis, Control, Figure, Heat, Panel, Plot, columns, not_drawn
-from protofed.report.figures.similarity import MOST_NUMBERS, TALL, high, names_of, order, superclasses
-from protofed.report.groups import Group
+from protofed.report.figures.similarity import MOST_NUMBERS, TALL, class_order, high, names_of, superclasses
+from protofed.report.groups import Group, titled
 
 KINDS = {"own test sets": "personal", "global test set": "global"}
 
@@ -22,18 +22,18 @@ def make(groups: Sequence[Group]) -> Figure:
         return Figure("confusion", "Confusion", missing="No run counted who is taken for whom (confusion.npz).")
     shown = known[:MOST_PANELS]
     plots = [{title if len(kinds) > 1 else "": _plot(group, title) for title in kinds} for group in shown]
+    titles = titled(shown)
     many = any(plot.height == TALL for some in plots for plot in some.values())
     return Figure(
         id="confusion",
         title="Confusion",
-        caption="Of the test samples of a true class (row), the share in % that was said to be of a class (column); "
-        "all on the diagonal is perfect. On own test sets: every client's own model, judged as the method "
-        "judges, counts added over clients and seeds; on the global test set: the global model, where there "
-        "is one.",
+        caption="Of the test samples of a true class (row), the share in % that was taken for each class (column). "
+        "All on the diagonal is perfect. On own test sets: every client's own model, judged by the method's own "
+        "rule, with counts added over clients and seeds. On the global test set: the global model, if there is one.",
         controls=[Control("on", kinds)] if len(kinds) > 1 else [],
         columns=2 if many else columns(len(shown)),
         panels=[
-            Panel(some, group.label, group.label, wide=many and len(shown) == 1)
+            Panel(some, titles[group.label], group.label, wide=many and len(shown) == 1)
             for group, some in zip(shown, plots, strict=True)
         ],
         notes=not_drawn([group.label for group in known]),
@@ -49,7 +49,7 @@ def _plot(group: Group, title: str) -> Plot:
     asked = np.flatnonzero(counts.sum(0) + counts.sum(1))
     if not len(asked):
         return Plot([])
-    places, breaks = order(run, asked)
+    places, breaks = class_order(run, asked)
     some = asked[places]
     counts = counts[np.ix_(some, some)]
     rows = counts.sum(1, keepdims=True)

@@ -25,9 +25,9 @@ def make(groups: Sequence[Group]) -> Figure:
     return Figure(
         id="drift",
         title="Prototype drift and margin",
-        caption="Drift is how far a global prototype moved since the round before, margin how far it is from the "
-        "nearest other one (Euclidean). Drift that falls towards 0 is convergence; a margin that grows tells"
-        " classes apart more easily. Scales differ between methods that normalise and those that do not.",
+        caption="Drift is how far a global prototype moved since the round before, margin how far away the nearest "
+        "other one is (Euclidean). Drift that falls towards 0 means convergence; a growing margin means classes that"
+        " are easier to tell apart. Scales differ between methods that normalise and those that do not.",
         columns=3,
         panels=[
             Panel({"": Plot(some, Axis("round"), Axis("distance"), height=280)}, PANELS[key])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.report.figure import Axis, Control, Figure, Panel, Plot, Points, columns, not_drawn, shorten
-from protofed.report.figures.projection import Chosen, Projected, choose, project
+from protofed.report.figures.projection import Chosen, Projected, choose_samples, project
 from protofed.report.groups import Group
 from protofed.report.runs import Run
 from protofed.report.style import class_colours
@@ -24,7 +24,7 @@ def make(groups: Sequence[Group]) -> Figure:
     names = _names(shown[0][1])
     steps = max(len(chosen.rounds) for chosen, _ in placed)
     planes = [name for name in ("t-SNE", "PCA") if all(name in planes for _, planes in placed)]
-    ticks = [_tick(shown, placed, step, steps) for step in range(steps)]
+    ticks = [_tick(shown, placed, step) for step in range(steps)]
     panels = [
         Panel(
             {
@@ -45,9 +45,9 @@ def make(groups: Sequence[Group]) -> Figure:
         id="embeddings",
         title="Embeddings and prototypes",
         caption="Test samples as the clients' own models embed them (dots), with local (diamonds) and global "
-        "prototypes (stars), coloured by class; clusters that keep apart, each around its star, are what "
-        "prototypes are to bring about. All rounds of a method share one projection, so a point that moves "
-        "has moved; between methods, and for t-SNE between far-off clusters, distances mean nothing.",
+        "prototypes (stars), coloured by class. Training with prototypes should give separate clusters, each around "
+        "its star. All rounds of a method share one projection, so a point that moves has moved. Between methods, "
+        "and for t-SNE between far-off clusters, distances mean nothing.",
         controls=[Control("projection", planes), Control("round", ticks, slider=True, start=steps - 1)],
         columns=columns(len(shown)),
         panels=panels,
@@ -78,7 +78,7 @@ def _projected(run: Run) -> tuple[Chosen, dict[str, Projected]]:
     """Kept while the file is the same: a page that refreshes itself projects once."""
     key = (str(run.folder.resolve()), (run.folder / "views.npz").stat().st_mtime_ns)
     if key not in _known:
-        chosen = choose(run)
+        chosen = choose_samples(run)
         _known[key] = chosen, project(run, chosen)
     return _known[key]
 
@@ -88,9 +88,7 @@ def _names(run: Run) -> list[str]:
     return run.class_names if len(run.class_names) >= most else [str(c) for c in range(most)]
 
 
-def _tick(
-    shown: Sequence[tuple[Group, Run]], placed: Sequence[tuple[Chosen, dict[str, Projected]]], step: int, steps: int
-) -> str:
+def _tick(shown: Sequence[tuple[Group, Run]], placed: Sequence[tuple[Chosen, dict[str, Projected]]], step: int) -> str:
     """The round of a step; methods that kept other rounds are said beside each other."""
     rounds = [
         int(run.views["rounds"][chosen.rounds[min(step, len(chosen.rounds) - 1)]])

@@ -30,7 +30,7 @@ class Projected(NamedTuple):
     local: np.ndarray
 
 
-def choose(run: Run) -> Chosen:
+def choose_samples(run: Run) -> Chosen:
     """Evenly spaced rounds, samples and prototypes, no more than can be drawn and projected in seconds."""
     views = run.views
     rounds = _spaced(len(views["rounds"]), MOST_ROUNDS)

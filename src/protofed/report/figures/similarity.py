@@ -24,10 +24,10 @@ def make(groups: Sequence[Group]) -> Figure:
     return Figure(
         id="similarity",
         title="Prototype similarity",
-        caption="Cosine between the global prototypes of two classes after the last round that was kept: blue is "
-        "alike, orange opposed, and a diagonal that stands alone is a well separated set. Several prototypes"
+        caption="Cosine between the global prototypes of two classes after the last round that was kept. Blue is "
+        "alike and orange opposed; if only the diagonal is blue, the classes are well separated. Several prototypes"
         " of a class are averaged first."
-        + (" Lines part the superclasses, whose members should be more alike." if grouped else ""),
+        + (" Lines separate the superclasses, whose members should be more alike." if grouped else ""),
         columns=2 if many else columns(len(pairs)),
         panels=[
             Panel({"": plot}, f"{group.label}, seed {run.seed}", group.label, wide=many and len(pairs) == 1)
@@ -56,7 +56,7 @@ def cosines(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return classes, means @ means.T
 
 
-def order(run: Run, classes: np.ndarray) -> tuple[list[int], list[int]]:
+def class_order(run: Run, classes: np.ndarray) -> tuple[list[int], list[int]]:
     """Places in `classes`, superclass by superclass, and where a new one begins."""
     above = superclasses(run, classes)
     if not above:
@@ -84,7 +84,7 @@ def names_of(run: Run, classes: Sequence[int]) -> list[str]:
 
 def _plot(run: Run, label: str) -> Plot:
     classes, values = cosines(run)
-    places, breaks = order(run, classes)
+    places, breaks = class_order(run, classes)
     names = names_of(run, [int(classes[i]) for i in places])
     numbers = ".1f" if len(names) <= MOST_NUMBERS else None
     values = values[np.ix_(places, places)]

@@ -8,7 +8,7 @@ from protofed.report.figure import Axis, Figure, Line, Panel, Plot, thinned
 from protofed.report.figures.accuracy import curve
 from protofed.report.groups import MISSING, Group
 from protofed.report.runs import Run
-from protofed.theory.table import cell
+from protofed.runs.numbers import of_theorem
 
 PANELS = {
     "lr": ("Step size", "step size", {"lr_max": "at most", "lr_min": "at least"}),
@@ -77,5 +77,5 @@ def _table(last: Sequence[tuple[Group, dict[str, Any]]]) -> list[list[str]]:
         holds = [bool(some["holds"]) for run in group.runs for some in _lines(run) if some.get("holds") is not None]
         share = f"{100 * sum(holds) / len(holds):.0f} %" if holds else MISSING
         met = {True: "holds", False: "does not hold", None: MISSING}
-        rows.append([group.label, met[line.get("holds")], *[cell(key, line.get(key)) for key in keys], share])
+        rows.append([group.label, met[line.get("holds")], *[of_theorem(key, line.get(key)) for key in keys], share])
     return rows

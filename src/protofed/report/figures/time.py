@@ -21,9 +21,8 @@ def make(groups: Sequence[Group]) -> Figure:
     return Figure(
         id="time",
         title="Time",
-        caption="Seconds of a round by what they were spent on: the median over rounds, averaged over seeds; what "
-        "comes after the last round is not among them. Only "
-        "runs of one machine with nothing beside them can be compared.",
+        caption="Seconds of a round, by what they were spent on: the median over rounds, averaged over seeds, without "
+        "what comes after the last round. Compare only runs of one machine that did nothing else.",
         controls=[Control("show", ["seconds", "share"])],
         panels=[Panel(plots, wide=True)],
         key=[(part, colour, "square") for part, colour in colours.items()],

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofed.report.compare import sent
 from protofed.report.figure import Axis, Bars, Control, Figure, Panel, Plot, Words, rows_high
 from protofed.report.groups import Group
 from protofed.report.style import PARTS
+from protofed.runs.numbers import amount
 
 WAYS = {"up": "bytes_up", "down": "bytes_down"}
 UNKNOWN = "not told apart"
@@ -68,10 +68,10 @@ def _plot(
         for kind in (kind for kind in colours if kind in bytes_[group.label, way]):
             number = bytes_[group.label, way][kind]
             long = 100 * number / max(total, 1e-12) if share else number / factor
-            hover = [f"{kind}: {sent(number)}B a round, {100 * number / max(total, 1e-12):.1f} %"]
+            hover = [f"{kind}: {amount(number)}B a round, {100 * number / max(total, 1e-12):.1f} %"]
             marks.append(Bars(kind, [group.label], [long], colours[kind], group.label, sideways=True, hover=hover))
         end = 100 * (total > 0) if share else total / factor
-        text = f"{sent(total)}B" if total else "nothing"
+        text = f"{amount(total)}B" if total else "nothing"
         marks.append(Words([float(end)], [group.label], [text], group.label))
     far = 100.0 if share else largest / factor
     title = "share of the bytes, %" if share else f"{unit} a round"

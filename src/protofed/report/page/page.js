@@ -4,10 +4,6 @@
 const state = { data: null, hidden: new Set(), chosen: {}, theme: null, printing: false, turn: 0 };
 const SYMBOLS = { circle: "●", diamond: "◆", star: "★", square: "■" };
 const DASHES = { solid: "", dash: "5 3", dot: "2 2", dashdot: "6 2 2 2" };
-const SCALES = {
-  light: { plain: [[0, "#f7fafc"], [0.5, "#6aaed6"], [1, "#08477f"]], two: [[0, "#b4500a"], [0.5, "#f7f7f7"], [1, "#0a5a9c"]] },
-  dark: { plain: [[0, "#1b222a"], [0.5, "#2f78ab"], [1, "#a6dbff"]], two: [[0, "#f0915a"], [0.5, "#1f262e"], [1, "#5bb4f0"]] },
-};
 const WORDS = 12; // pixels of the letters beside a bar
 const LINE = 10; // pixels that a name beside a heat map takes
 const PAPER = { wide: 670, narrow: 325 }; // pixels on a printed page
@@ -71,7 +67,7 @@ function showMethods() {
     make("button", {
       type: "button", class: "method", "data-label": method.label, title: `Hide or show ${method.label} in all figures`,
       "aria-pressed": String(!state.hidden.has(method.label)), onclick: () => toggle(method.label),
-    }, swatch(method), method.label));
+    }, swatch(method), method.name));
   byId("methods").replaceChildren(...buttons);
   byId("all").hidden = !state.hidden.size;
 }
@@ -127,7 +123,7 @@ function showSummary(data) {
   return section("summary", "Summary",
     data.headline ? make("p", { class: "headline" }, data.headline) : null,
     make("div", { class: "scroll" }, make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "notes" }, "Accuracies in %, mean ± standard deviation over seeds." + (ranked ? " Bold: best; underlined: second best of three or more." : "")),
+    make("p", { class: "notes" }, "Accuracies in %, mean ± standard deviation (of the population) over seeds. †: judged by the rule of the method itself; a column has one rule." + (ranked ? " Bold: best; underlined: second best of three or more." : "")),
     make("details", {}, make("summary", {}, "What the columns say"), wordTable(null, table.columns.filter((column) => column.about).map((column) => [column.title, column.about]))));
 }
 
@@ -141,7 +137,7 @@ function showSettings(data) {
   const { differ, methods, shared } = data.settings;
   const alone = methods.length < 2;
   return section("settings", "Settings",
-    alone ? null : make("p", { class: "caption" }, differ.length ? "What differs between the runs, beside the method and the seed:" : "The runs differ by method and seed alone."),
+    alone ? null : make("p", { class: "caption" }, differ.length ? "What differs between the runs, apart from method and seed:" : "The runs differ only in method and seed."),
     differ.length ? wordTable(["setting", ...data.methods.map((method) => method.label)], differ) : null,
     make("details", {}, make("summary", {}, "What each method is set to"), wordTable(null, methods)),
     make("details", {}, make("summary", {}, alone ? "All other settings" : "Settings that all runs share"), make("dl", {}, ...shared.map(([key, value]) => make("div", {}, make("dt", {}, key), make("dd", {}, value))))));
@@ -152,7 +148,7 @@ function showEnvironments(data) {
     make("pre", {}, entry.commands.join("\n")),
     make("p", { class: "small" }, entry.made.map(([key, value]) => `${key} ${value}`).join(" · ")),
     make("details", {}, make("summary", {}, `${entry.folders.length} run folder${entry.folders.length > 1 ? "s" : ""}`), make("p", { class: "small" }, entry.folders.join(", ")))));
-  return section("environment", "Environment and command", make("p", { class: "caption" }, "What was typed, and what it ran on."), ...parts);
+  return section("environment", "Environment and command", make("p", { class: "caption" }, "The command, and the machine that it ran on."), ...parts);
 }
 
 function section(id, title, ...children) {
@@ -221,7 +217,7 @@ const shape = (figure) => JSON.stringify([figure.controls, figure.panels.map((pa
 function legend(figure) {
   if (figure.id === "partition" || figure.key.length || figure.panels.every((panel) => panel.label)) return [];
   const shown = state.data.methods.filter((method) => !state.hidden.has(method.label));
-  return shown.map((method) => make("li", {}, swatch(method, method.colour), method.label));
+  return shown.map((method) => make("li", {}, swatch(method, method.colour), method.name));
 }
 
 function figureNode(figure) {
@@ -321,7 +317,7 @@ function themed(plot) {
   const { data, layout } = JSON.parse(JSON.stringify(plot), (key, value) => (dark && typeof value === "string" && state.data.dark[value]) || value);
   const ink = state.printing ? "#1b2026" : css("--ink"), grid = state.printing ? "#e3e7ec" : css("--grid");
   const line = state.printing ? "#b5bec8" : css("--line"), back = state.printing ? "#ffffff" : css("--back");
-  const scales = SCALES[dark ? "dark" : "light"];
+  const scales = state.data.scales[dark ? "dark" : "light"];
   const traces = data.filter((trace) => !trace.meta.label || !state.hidden.has(trace.meta.label));
   for (const trace of traces) {
     if (trace.type === "heatmap") {

@@ -1,0 +1,1 @@
+"""Readers of files, arrays and other libraries' data sets."""

@@ -1,0 +1,1 @@
+"""The Ray engine: stacked engines on the machines of a cluster."""

@@ -1,0 +1,1 @@
+"""The stacked engine: clients of one architecture train at once."""

@@ -1,0 +1,1 @@
+"""What a method trains, sends and keeps, in words."""

@@ -1,0 +1,1 @@
+"""Clients that join a run later."""

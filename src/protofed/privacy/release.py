@@ -1,0 +1,242 @@
+"""What a noised sum of uploads consists of: vectors of bounded length, and how they become a tree of Means again.
+
+A unit is a client, or one sample. It says two things, and each has its share of `clip`:
+
+- values: of a Mean with one weight for all (a model), its change since it was downloaded; of a Mean with a weight per
+  row (prototypes), the rows themselves, zeros where the unit has none. Of a sample, a Mean with one weight for all is
+  one such row if the method trains nothing (second moments), and else stays at home, or is sent as it is if it was
+  trained in steps with noise;
+- which rows it has, as ones and zeros. Numbers of samples are not sent: every unit counts once for each of its rows.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from protofed.errors import UserError
+from protofed.method import Each, Mean, Tree
+from protofed.ops.trees import is_node
+from protofed.privacy import Privacy
+
+COUNTED = 0.2  # share of clip squared that goes to which rows a unit has
+LEAST = 0.5  # units that a row needs to be there at all
+
+
+class Piece(NamedTuple):
+    """One Mean of an upload, as a part of a vector."""
+
+    like: Mean  # one client's, for its shapes and types
+    rows: int  # 0: one weight for all
+    each: bool  # the server gets it client by client
+    centre: Tensor | None  # of a model: what was downloaded, flat
+
+    @property
+    def values(self) -> int:
+        """How many numbers it has."""
+        return sum(leaf.numel() for leaf in tree_flatten(self.like.total)[0])
+
+
+class Layout:
+    """How the uploads of one method lie in vectors (P + R,): P values, then R rows that are there or not."""
+
+    def __init__(self, privacy: Privacy, blank: Tree, trains: bool = True) -> None:
+        """`blank`: the upload of a client that has downloaded, has no sample and has not trained: its models are the
+        ones that all clients start from. `trains`: whether the method trains anything."""
+        self.privacy, self.form = privacy, tree_flatten(blank, is_leaf=is_node)[1]
+        self.pieces = [_piece(privacy, node, trains) for node in tree_flatten(blank, is_leaf=is_node)[0]]
+        if privacy.unit == "sample":  # what was trained on samples stays at home
+            self.used = [piece.rows > 0 for piece in self.pieces]
+        else:
+            self.used = [True] * len(self.pieces)
+        mine = [piece for piece, used in zip(self.pieces, self.used, strict=True) if used]
+        self.values = sum(piece.values for piece in mine)
+        self.rows = sum(piece.rows for piece in mine)
+        self.most = sum(1 if privacy.unit == "sample" else piece.rows for piece in mine if piece.rows)
+        self.size = self.values + self.rows
+        if not self.size and not privacy.noisy_steps:
+            raise UserError("[privacy]: clients of this method send nothing that could be noised. Use unit = 'none'.")
+        counted = COUNTED if self.rows and self.values else float(bool(self.rows))
+        self.bounds = math.sqrt(1 - counted) * privacy.clip, math.sqrt(counted) * privacy.clip
+        self.step = self.bounds[1] / math.sqrt(self.most) if self.rows else 1.0  # what having a row adds
+
+    def vectors(self, rows: Tree) -> tuple[Tensor, Tensor]:
+        """Units' uploads, which have an axis of units, as vectors (U, P + R) in double precision no longer than the
+        clip, and how long their values were before (U,)."""
+        nodes = tree_flatten(rows, is_leaf=is_node)[0]
+        parts = [_parts(p, n) for p, n, used in zip(self.pieces, nodes, self.used, strict=True) if used]
+        values, held = torch.cat([v for v, _ in parts], 1), torch.cat([h for _, h in parts], 1)
+        values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
+        values, length = _shortened(values, self.bounds[0])
+        held, _ = _shortened(held * self.step, self.bounds[1])
+        return torch.cat([values, held], 1), length
+
+    def opened(
+        self, vector: Tensor, units: int, spread: float, singles: Sequence[Tensor] = (), trained: Tree = None
+    ) -> Tree:
+        """The tree that `aggregate` gets, of the noised sum (P + R,) of so many clients' vectors; `spread`: the
+        standard deviation of its noise. `singles`: the clients' own noised vectors, for what is sent client by client.
+        `trained`: uploads with an axis of clients, of which is taken what was trained in steps with noise."""
+        values, held = vector[: self.values], vector[self.values :]
+        least = max(LEAST, spread / self.step)
+        nodes: list[Mean | Each] = []
+        known = tree_flatten(trained, is_leaf=is_node)[0] if trained is not None else [None] * len(self.pieces)
+        for piece, used, made in zip(self.pieces, self.used, known, strict=True):
+            if not used:
+                nodes.append(_zeros(piece.like) if made is None else _alike(made))
+                continue
+            value, values = values[: piece.values], values[piece.values :]
+            count, held = held[: piece.rows] / self.step, held[piece.rows :]
+            if piece.each:
+                nodes.append(self._each(piece, singles, len(values), len(held), spread))
+            elif piece.rows:
+                nodes.append(_as_mean(piece, value, torch.where(count >= least, count, 0.0)))
+            else:
+                assert piece.centre is not None
+                nodes.append(_as_mean(piece, value + units * piece.centre, torch.tensor([float(units)])))
+        return tree_unflatten(nodes, self.form)
+
+    def sent(self) -> Tree:
+        """The form of one client's noised upload: with every row, because noise hides which rows it has."""
+        nodes: list[Mean | Each] = []
+        for piece, used in zip(self.pieces, self.used, strict=True):
+            weight = torch.full_like(piece.like.weight, float(used or self.privacy.noisy_steps))
+            nodes.append(Each(Mean(piece.like.total, weight)) if piece.each else Mean(piece.like.total, weight))
+        return tree_unflatten(nodes, self.form)
+
+    def packed(self, vector: Tensor | None = None) -> Mean:
+        """What a real client sends: its noised vector, which counts once. None: for its form alone."""
+        kind = torch.float64 if self.privacy.where == "sum" else torch.float32  # a sum rounds to its grid
+        whole = torch.zeros(self.size) if vector is None else vector
+        return Mean(whole.to(kind), torch.ones(()))
+
+    def _each(self, piece: Piece, singles: Sequence[Tensor], after: int, rows_after: int, spread: float) -> Each:
+        """One noised Mean per client; a row is there where that is likelier than not, or of samples where enough are.
+        Rows of samples are means."""
+        start, end = self.values - after - piece.values, self.values - after
+        first, last = self.size - rows_after - piece.rows, self.size - rows_after
+        if self.privacy.unit == "sample":
+            least = max(LEAST, spread / math.sqrt(len(singles)) / self.step)
+            counts = [one[first:last] / self.step for one in singles]
+            sums = [_as_mean(piece, s[start:end], c) for s, c in zip(singles, counts, strict=True)]
+            there = [(mean.weight >= least).to(mean.weight) for mean in sums]
+            means = [Mean.of(mean.value, held) for mean, held in zip(sums, there, strict=True)]
+            return Each(tree_map(lambda *leaves: torch.stack(leaves), *means))
+        made = [_as_mean(piece, one[start:end], (one[first:last] > self.step / 2).to(one.dtype)) for one in singles]
+        return Each(tree_map(lambda *leaves: torch.stack(leaves), *made))
+
+
+def _piece(privacy: Privacy, node: object, trains: bool) -> Piece:
+    each = isinstance(node, Each)
+    mean = node.rows if isinstance(node, Each) else node
+    if each and (privacy.where != "client" or not (privacy.unit == "client" or privacy.noisy_steps)):
+        raise UserError(
+            f"privacy.where = {privacy.where!r} adds noise to sums, but this method sends values client by client. "
+            "Use unit = 'client' with where = 'client', or a method that only averages, such as fedproto or fednh."
+        )
+    if not isinstance(mean, Mean):
+        raise UserError(
+            "[privacy] can only noise means, and this method sends something else. Use a method that averages, such "
+            "as fedproto, fednh, fedpr, fedavg or spfedcl."
+        )
+    if mean.weight.ndim or (privacy.unit == "sample" and not trains):
+        return Piece(mean, mean.weight.numel(), each, None)
+    _refuse_statistics(mean.total)
+    return Piece(mean, 0, each, _flat(mean.total, 0) / mean.weight.to(torch.float64).clamp(min=1e-12))
+
+
+def _refuse_statistics(total: Tree) -> None:
+    """A variance with noise may be below zero."""
+    if isinstance(total, dict) and any(leaf.numel() for leaf in tree_flatten(total.get("buffers", {}))[0]):
+        raise UserError(
+            "[privacy]: this model sends the running statistics of BatchNorm, which noise would spoil. Use a model "
+            "without BatchNorm."
+        )
+
+
+def _flat(total: Tree, axes: int) -> Tensor:
+    """All numbers of a tree behind its first axes, in double precision."""
+    leaves = [leaf.to(torch.float64) for leaf in tree_flatten(total)[0]]
+    flat = [leaf.reshape(*leaf.shape[:axes], math.prod(leaf.shape[axes:])) for leaf in leaves]
+    return torch.cat(flat, axes)
+
+
+def _parts(piece: Piece, node: Mean | Each) -> tuple[Tensor, Tensor]:
+    """The values (U, P) of one Mean, and which rows units have (U, R)."""
+    mean = node.rows if isinstance(node, Each) else node
+    units = len(mean.weight)
+    weight = mean.weight.to(torch.float64)
+    there = (weight > 0).to(torch.float64)
+    if piece.rows == 0:
+        value = _flat(mean.total, 1) / weight[:, None].clamp(min=1e-12)
+        assert piece.centre is not None
+        return (value - piece.centre.to(value.device)) * there[:, None], value.new_zeros(units, 0)
+    weight, there = weight.reshape(units, -1), there.reshape(units, -1)
+    axes = mean.weight.ndim
+    wide = [
+        leaf.to(torch.float64).reshape(*there.shape, math.prod(leaf.shape[axes:]))
+        for leaf in tree_flatten(mean.total)[0]
+    ]
+    rows = [torch.where(there[..., None] > 0, x / weight[..., None].clamp(min=1e-12), 0.0) for x in wide]
+    return torch.cat([x.flatten(1) for x in rows], 1), there
+
+
+def _shortened(vectors: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """Vectors (U, N), none longer than the bound, and how long they were (U,)."""
+    length = torch.linalg.vector_norm(vectors, dim=1)
+    return vectors * torch.where(length > bound, bound / length.clamp(min=1e-300), 1.0)[:, None], length
+
+
+def _as_mean(piece: Piece, values: Tensor, weight: Tensor) -> Mean:
+    """Values (P,) and weights (R,) as a Mean of the piece's form; rows of weight 0 are zeros."""
+    leaves, form = tree_flatten(piece.like.total)
+    made = []
+    for leaf, part in zip(leaves, torch.split(values, [leaf.numel() for leaf in leaves]), strict=True):
+        rows = part.reshape(len(weight), leaf.numel() // len(weight))
+        rows = torch.where(weight[:, None] > 0, rows, 0.0)
+        made.append(rows.reshape(leaf.shape).to(leaf))
+    return Mean(tree_unflatten(made, form), weight.reshape(piece.like.weight.shape).to(piece.like.weight))
+
+
+def _alike(node: Mean | Each) -> Mean | Each:
+    """What clients trained in steps with noise, an axis of clients before it: every client counts once."""
+    mean = node.rows if isinstance(node, Each) else node
+    ones = torch.ones_like(mean.weight)
+    rows = Mean(Mean(mean.total, mean.weight).value, ones)
+    return Each(rows) if isinstance(node, Each) else Mean(*(tree_map(lambda leaf: leaf.sum(0), part) for part in rows))
+
+
+def _zeros(mean: Mean) -> Mean:
+    return Mean(*(tree_map(torch.zeros_like, part) for part in mean))
+
+
+def noised_sum(
+    layout: Layout,
+    vectors: Sequence[Tensor],
+    noise: float,
+    draw: Callable[[int, int], Tensor],
+    answers: int = 1,
+) -> tuple[Tensor, float, list[Tensor]]:
+    """The noised sum (P + R,) of clients' vectors, the standard deviation of its noise, and the clients' own noised
+    vectors.
+
+    `draw(client, many)`: normal numbers, of the server where client is -1. `answers`: how many clients' shares make up
+    the noise, where = "sum".
+    """
+    spread = noise * layout.privacy.clip
+    if layout.privacy.where == "server":
+        whole = torch.stack(list(vectors)).sum(0)
+        return whole + spread * draw(-1, layout.size).to(whole.device), spread, []
+    share = spread / math.sqrt(answers) if layout.privacy.where == "sum" else spread
+    singles = [one + share * draw(number, layout.size).to(one.device) for number, one in enumerate(vectors)]
+    return torch.stack(singles).sum(0), share * math.sqrt(len(singles)), singles
+
+
+def signal_to_noise(released: Tensor, spread: float) -> float:
+    """How long a released vector is without its noise, over how long the noise is: estimated from what was released,
+    so it costs nothing."""
+    noise = len(released) * spread**2
+    return math.sqrt(max(0.0, float((released**2).sum()) - noise) / noise)

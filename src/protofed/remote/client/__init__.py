@@ -1,0 +1,1 @@
+"""A client of a federation, whatever carries its messages."""

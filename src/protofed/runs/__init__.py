@@ -1,0 +1,1 @@
+"""A run: from an experiment to a folder with its results."""

@@ -1,0 +1,263 @@
+"""What of each round of a run is released, with how much noise, and what that costs."""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from protofed.config.experiment import Experiment
+from protofed.engines import Trained
+from protofed.engines.reference import ReferenceEngine
+from protofed.engines.wire import Size, encoded_size
+from protofed.errors import UserError
+from protofed.method import Client, Mean, Tree
+from protofed.ops import random
+from protofed.privacy import accounting
+from protofed.privacy.accounting import NO_STEPS, NOTHING, PaidSteps
+from protofed.privacy.ledger import LEDGER, Released, SpendingLedger, digest_of
+from protofed.privacy.noise import seeded
+from protofed.privacy.release import Layout, noised_sum, signal_to_noise
+from protofed.privacy.shared import honest_answers, longest, noised_grid, share_of_noise
+from protofed.runs.budget import noise_of, steps_of
+from protofed.runs.cohort import draw_cohort
+from protofed.runs.dpsgd import NoisySteps
+from protofed.runs.noised import layout_of, vector_of_samples
+from protofed.runs.securesum import KIND
+
+ASIDE = ("engine", "evaluate", "record", "join", "device")  # what results do not depend on
+CUT = 0.01  # a clip that leaves less than this of every upload is probably a mistake
+SEEDED = "seeded, because this is a simulation: who knows the seed can take the noise off again"
+OUTSIDE = (
+    "accuracies, counts of samples, client states and everything else in this folder but privacy.jsonl: the simulation "
+    "computed them from clients' samples without noise"
+)
+RELATION = {
+    "client": "one client with all its samples is there, or sends nothing",
+    "sample": "one sample is there, or not",
+}
+
+
+class Noisy(NamedTuple):
+    """What a round releases: a noised sum (P + R,), and where the method needs them the clients' own noised vectors."""
+
+    total: Tensor
+    spread: float  # standard deviation of the noise in the sum
+    singles: list[Tensor]
+
+
+class Releases:
+    """The releases of one run."""
+
+    source, outside = SEEDED, OUTSIDE
+    steps: PaidSteps = NO_STEPS
+    training: NoisySteps | None = None
+
+    def __init__(
+        self, experiment: Experiment, engine: ReferenceEngine, folder: Path, rounds: int, tell: Callable[[str], None]
+    ) -> None:
+        """`rounds`: how many are done."""
+        self.experiment, self.engine, self.tell = experiment, engine, tell
+        self.privacy, self.ledger = experiment.privacy, SpendingLedger(folder / LEDGER)
+        self.ledger.check(rounds)
+        sums = not self.privacy.noisy_steps or layout_of(experiment, engine).size > 0
+        self.noise = noise_of(experiment, sums)
+        self.steps = steps_of(experiment, sums)
+        if self.ledger.lines:
+            first = self.ledger.lines[0]
+            self.noise, self.steps = first.noise or NOTHING, PaidSteps(first.steps, first.rate, first.step_noise)
+        self.affordable = accounting.affordable(self.noise, self.privacy.epsilon, self.privacy.delta, self.steps)
+        kept = {key: part for key, part in experiment.to_dict().items() if key not in ASIDE}
+        self.name = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+        if self.steps.many:
+            self.training = NoisySteps(experiment, self.steps.noise, self.name)
+            engine.stand_in = self.training.update
+        self.cohort = len(draw_cohort(experiment, 0))
+        self.sent = self.received = Size(0, 0)
+        self._warned = False
+        self._sums: Any = None
+
+    def epsilon(self) -> float:
+        """What is spent."""
+        return accounting.spent(self.noise, self.ledger.most(), self.privacy.delta, self.steps)
+
+    def enough(self, cohort: Sequence[int], round: int) -> bool:
+        """Whether the budget pays for a round of these clients; one that is done again may cost nothing."""
+        return bool(self.ledger.of_round(round + 1)) or self.ledger.most(cohort) <= self.affordable
+
+    def noised(
+        self,
+        trained: Trained,
+        cohort: Sequence[int],
+        round: int,
+        server: Tree,
+        again: Callable[[], Trained] | None = None,
+    ) -> Trained | None:
+        """A round's result with what may be released of it in place of the uploads; clients' losses are withheld.
+        None if the budget does not pay for it. `again` trains the round once more, for steps with other noise."""
+        found = self.release(trained, cohort, round, server, again)
+        none = torch.zeros(len(cohort))
+        if found is None:
+            return None
+        up, trained = found
+        received, secure = trained.received + self.received, self.privacy.secure_sum
+        return trained._replace(up=up, loss=Mean(none, none), sent=self.sent, received=received, secure=secure)
+
+    def release(
+        self,
+        trained: Trained,
+        cohort: Sequence[int],
+        round: int,
+        server: Tree,
+        again: Callable[[], Trained] | None = None,
+    ) -> tuple[Tree, Trained] | None:
+        """The noised sum of a round's uploads as `aggregate` takes it, and the result it is of; None if the budget does
+        not pay for it.
+
+        If this round was released before, with the same result, it is the same release and costs nothing. With any
+        other result it is another one: it gets noise of its own, in its steps as well, and is paid for.
+        """
+        layout = layout_of(self.experiment, self.engine, server)
+        vectors, lengths = self._vectors(layout, trained.up, cohort, round, server, trained.clients)
+        self._warn(layout, lengths)
+        before = self.ledger.of_round(round + 1)
+        for attempt in range(len(before) + 1):
+            if attempt and self.training is not None and again is not None:
+                trained = self.training.once_more(attempt, again)
+                vectors, _ = self._vectors(layout, trained.up, cohort, round, server, trained.clients)
+            made = self._noisy(layout, vectors, cohort, round, attempt)
+            if any(not bool(torch.isfinite(one).all()) for one in (made.total, *made.singles)):
+                raise UserError("[privacy]: an upload is not finite. Use a lower optimizer.lr.")
+            states = [] if self.training is None else tree_leaves((trained.clients, trained.up))
+            digest = digest_of(torch.cat([made.total, *made.singles]), *states)
+            if attempt < len(before) and before[attempt].digest == digest:
+                break
+            if attempt == len(before):
+                if self.ledger.most(cohort) > self.affordable:
+                    return None
+                self.ledger.add(self._line(round + 1, attempt, cohort, digest, made))
+        rows = None
+        if self.training is not None:
+            self.training.released()
+            rows = tree_map(torch.Tensor.cpu, trained.up)
+        up = layout.opened(made.total.cpu(), len(cohort), made.spread, [one.cpu() for one in made.singles], rows)
+        return tree_map(lambda tensor: tensor.to(self.engine.federation.device), up), trained
+
+    def _line(self, round: int, attempt: int, cohort: Sequence[int], digest: str, made: Noisy) -> Released:
+        """The line of a release in the ledger."""
+        if self.training is None:
+            ratio = signal_to_noise(made.total, made.spread)
+            return Released(round, attempt, tuple(cohort), digest, ratio, self.noise)
+        steps, signal = self.steps, self.training.signal
+        ratio = signal_to_noise(made.total, made.spread) if len(made.total) else signal
+        noise = 0.0 if self.noise == NOTHING else self.noise
+        return Released(round, attempt, tuple(cohort), digest, ratio, noise, *steps, signal)
+
+    def _noisy(
+        self, layout: Layout, vectors: Sequence[Tensor], cohort: Sequence[int], round: int, attempt: int
+    ) -> Noisy:
+        """These vectors with noise; under a secure sum, only their sum."""
+        draw = partial(self._draw, round, attempt, cohort)
+        one = encoded_size(layout.sent())
+        if not layout.size:  # nothing but what was trained in steps with noise
+            self.sent = one.times(len(cohort))
+            return Noisy(torch.zeros(0, dtype=torch.float64), 0.0, [])
+        if not self.privacy.secure_sum:
+            self.sent = one.times(len(cohort))
+            return Noisy(*noised_sum(layout, vectors, self.noise, draw))
+        from protofed.privacy.simulated import SimulatedSums  # needs the packages of secure sums
+
+        answers = honest_answers(self.privacy, self.cohort)
+        _, spread, singles = noised_sum(layout, vectors, self.noise, draw, answers)
+        self._sums = self._sums or SimulatedSums(self.privacy, self.cohort)
+        rows = Mean(torch.stack(singles), torch.ones(len(singles)))
+        grid = noised_grid(self.privacy, self.noise, self.cohort)
+        opened, traffic = self._sums.sum(rows, cohort, round, grid.caps, grid)
+        self.sent = Size(traffic.up, one.params * len(cohort), {KIND: traffic.up})
+        self.received = Size(traffic.down, 0, {KIND: traffic.down})
+        return Noisy(opened.up.total, spread, [])
+
+    def _draw(self, round: int, attempt: int, cohort: Sequence[int], place: int, many: int) -> Tensor:
+        number = cohort[place] if place >= 0 else -1
+        return seeded(random.key(self.experiment.seed, "privacy", self.name, round, attempt, number), many)
+
+    def _vectors(
+        self,
+        layout: Layout,
+        rows: Tree,
+        cohort: Sequence[int],
+        round: int,
+        server: Tree,
+        trained: Mapping[int, Client] | None = None,
+    ) -> tuple[list[Tensor], list[float]]:
+        """One vector per client, and how long units' values were before they were clipped."""
+        if rows is None or not layout.size:  # nobody has a sample, or sends anything that is computed from one
+            return [torch.zeros(layout.size, dtype=torch.float64)] * len(cohort), []
+        if self.privacy.unit == "client":
+            vectors, lengths = layout.vectors(rows)
+            return list(vectors.unbind(0)), lengths.tolist()
+        made, lengths_of = [], []
+        clients = trained if self.training is not None else None
+        for number in cohort:
+            vector, length = vector_of_samples(layout, self.experiment, self.engine, number, round, server, clients)
+            most = longest(self.privacy) if self.privacy.secure_sum else math.inf
+            made.append(vector.clamp(-most, most))
+            lengths_of += length
+        return made, lengths_of
+
+    def _warn(self, layout: Layout, lengths: Sequence[float]) -> None:
+        """Say once if the clip leaves next to nothing of every upload."""
+        known = [length for length in lengths if length > 0]
+        if self._warned or not known or layout.bounds[0] >= CUT * min(known):
+            return
+        self._warned = True
+        low, middle, high = min(known), statistics.median(known), max(known)
+        self.tell(
+            f"privacy.clip = {self.privacy.clip:g} leaves less than {CUT:.0%} of every {self.privacy.unit}'s values, "
+            f"which are {low:.3g} to {high:.3g} long (median {middle:.3g}). A larger clip gives the same epsilon"
+        )
+
+    def line(self, round: int) -> dict[str, Any]:
+        """What the line of a round says of it."""
+        last = self.ledger.of_round(round + 1)[-1]
+        spent = accounting.spent(self.noise, self.ledger.most_until(last), self.privacy.delta, self.steps)
+        line = {"epsilon_spent": spent, "signal_to_noise": last.signal_to_noise}
+        return line | ({"signal_to_noise_steps": last.step_signal} if last.steps else {})
+
+    def summary(self) -> dict[str, Any]:
+        """What a summary says of the promise and of what was spent."""
+        privacy, lines = self.privacy, self.ledger.lines
+        shares: dict[str, Any] = {}
+        if privacy.where == "sum":
+            shares = {"share": share_of_noise(privacy, self.noise, self.cohort) / privacy.clip}
+            shares |= {"honest_answers": honest_answers(privacy, self.cohort)}
+        if self.steps.many:
+            shares = {"sgd_rate": self.steps.rate, "sgd_clip": privacy.sgd_clip, "sgd_noise": self.steps.noise}
+            shares |= {"steps": self.steps.many, "steps_of_one": self.steps.many * self.ledger.most()}
+            shares |= {"signal_to_noise_steps": [line.step_signal for line in lines]}
+        return {
+            "epsilon_spent": self.epsilon(),
+            "delta": privacy.delta,
+            "privacy": {
+                "unit": privacy.unit,
+                "hides": RELATION[privacy.unit],
+                "where": privacy.where,
+                "epsilon": privacy.epsilon,
+                "clip": privacy.clip,
+                "noise": None if self.noise == NOTHING else self.noise,
+                **shares,
+                "noise_source": self.source,
+                "accountant": accounting.accountant(),
+                "releases": len(lines),
+                "releases_of_one": self.ledger.most(),
+                "signal_to_noise": [line.signal_to_noise for line in lines],
+                "not_covered": self.outside,
+            },
+        }

@@ -1,0 +1,40 @@
+"""What docs/operate.md promises about faults: every process of a federation killed, stopped and cut off, by a plan."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'")
+
+from chaos import BACK_SECONDS, CLOSE, Fault, Federation, compared, plan
+from namespaces import why_not
+
+pytestmark = [
+    pytest.mark.namespace,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("all_cores"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
+]
+NAMES = ["north", "south", "west"]
+ROLES = ["server", "serverapp", "superlink", *NAMES]
+
+
+def test_whatever_is_killed_stopped_or_cut_off_comes_back(tmp_path: Path) -> None:
+    """Each process is killed and stopped, each cable is pulled; the result is the simulation's."""
+    faults = [Fault("kill", who, 0.0) for who in ROLES] + [Fault("stop", who, 5.0) for who in ROLES]
+    faults += [Fault("cut", who, 5.0) for who in ("server", *NAMES)] + plan(3, 8, NAMES, 6.0)
+    random.Random(22).shuffle(faults)
+    federation = Federation(tmp_path / "machines", NAMES, rounds=5000, minimum=2)
+    try:
+        happened = list(federation.suffer(faults, seed=22, most=6))
+        assert len(happened) == len(faults)
+        late = [one for one in happened if one.back > BACK_SECONDS]
+        assert not late, (late, federation.remarks)
+        assert not federation.remarks  # nobody gave up and had to be started by somebody else
+        federation.stop()
+        found = compared(federation, tmp_path / "simulated")
+    finally:
+        federation.close()
+    assert found.lost == []
+    assert found.furthest < CLOSE
