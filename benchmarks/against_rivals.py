@@ -56,7 +56,7 @@ RIVALS = {
         "FedProto, MNIST, 20 clients, batch 8, one epoch",
     ),
     "blazefl": Rival(
-        ("blazefl==2.0.3",),
+        ("blazefl==2.0.3", "numpy", "tqdm"),
         "blazefl_fedavg.py",
         (
             *(

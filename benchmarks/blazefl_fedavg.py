@@ -42,6 +42,9 @@ class Clients:
     def get_dataset(self, type_: FedAvgPartitionType, cid: int | None) -> TensorDataset:
         return self.parts[cid or 0]
 
+    def set_dataset(self, type_: FedAvgPartitionType, cid: int | None, dataset: TensorDataset) -> None:
+        self.parts[cid or 0] = dataset
+
     def get_dataloader(
         self, type_: FedAvgPartitionType, cid: int | None, batch_size: int | None, generator: torch.Generator | None
     ) -> DataLoader:
