@@ -225,29 +225,38 @@ def choose() -> Drawing:
     return d
 
 
+# From top to bottom: each may import what is below it; tests/test_layers.py compares this with the sources.
+LAYERS = (
+    (("cli", "api", "federated"), "the front doors: commands and Python"),
+    (("remote",), "real federations; Flower is in remote/flower only"),
+    (("probes",), "what a run measures and draws besides training"),
+    (("papers",), "the papers' tables, figures and theorems"),
+    (("report",), "finished runs as tables and figures"),
+    (("joining", "export", "explain", "tracking", "sweep", "testing"), "things to do with runs and methods"),
+    (("leaks",), "attacks on what a run's clients send"),
+    (("runs",), "a run: its rounds, folder and checkpoints"),
+    (("robust",), "robust aggregation, and simulated attackers"),
+    (("config",), "the experiment: its files, sections and keys"),
+    (("engines",), "where clients run: reference, stacked, fused, Ray"),
+    (("local", "metrics"), "one client's round, and its counters"),
+    (("methods", "models", "data"), "the papers' algorithms, networks, samples"),
+    (("privacy",), "secure sums, noise and privacy budgets"),
+    (("ops",), "arithmetic that several papers share"),
+    (("method",), "the contract of a method"),
+    (("errors", "importing", "atomic", "version"), "errors, import paths, whole files"),
+)
+
+
 def layers() -> Drawing:
     """The packages, each of which imports only from those below it."""
-    d = Drawing("layers", 900, 470)
-    rows = (
-        ("cli · api", "the front doors"),
-        ("papers · report", "read finished runs; the papers' tables and theorems"),
-        ("remote", "real federations; Flower is in remote/flower only"),
-        ("joining · export · explain · tracking · sweep · leaks", "what one does with runs"),
-        ("runs", "a run: its rounds, folder and checkpoints"),
-        ("robust · config · privacy", "robust aggregation; the keys of an experiment; noise and budgets"),
-        ("engines", "where clients run: reference, stacked, Ray"),
-        ("local.py", "one client's round"),
-        ("methods · models · data", "the papers' algorithms, networks, samples"),
-        ("ops", "what several papers say"),
-        ("method.py · errors", "the contract of a method"),
-    )
-    for number, (names, about) in enumerate(rows):
+    d = Drawing("layers", 900, 28 + 41 * len(LAYERS))
+    for number, (names, about) in enumerate(LAYERS):
         y = 12 + 41 * number
         d.box(60, y, 400, 33)
-        d.text(260, y + 22, names, "bold")
+        d.text(260, y + 22, " · ".join(names), "bold")
         d.text(485, y + 22, about, "small", "start")
-    d.arrow(30, 20, 30, 450)
-    d.text(52, 466, "imports go down only", "small", "start")
+    d.arrow(30, 20, 30, 41 * len(LAYERS))
+    d.text(52, 24 + 41 * len(LAYERS), "imports go down only", "small", "start")
     return d
 
 

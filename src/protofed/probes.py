@@ -11,7 +11,7 @@ from protofed.data.split import Split
 from protofed.engines import Engine, Trained
 from protofed.joining import newcomer
 from protofed.method import Spec
-from protofed.papers.theory.entry import measure_round, why_not
+from protofed.papers.theory.rounds import measure_round, why_not
 from protofed.runs.cohort import held_out
 from protofed.runs.folder import RunFolder
 from protofed.runs.probes import Probes

@@ -26,8 +26,8 @@ from protofed.sweep import CellOutcome, Sweep, SweepWatch, run_sweep
 from protofed.sweep import run as running
 from protofed.sweep import workers as processes
 from protofed.sweep.plan import Cell, identity
+from protofed.sweep.progress import Estimate, shortened
 from protofed.sweep.run import check_cells, place, share_out
-from protofed.sweep.view import Estimate, shortened
 from protofed.sweep.workers import Placed
 
 TINY = ["rounds=2", "clients=4", "partition.shots=4", "model=mlp_digits", "evaluate.pm_clients=1"]

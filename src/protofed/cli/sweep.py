@@ -69,7 +69,7 @@ def sweep(
     from protofed.probes import ALL  # with PyTorch, which a typo should not wait for
     from protofed.report.gather import finished_runs
     from protofed.sweep import Sweep, run_sweep
-    from protofed.sweep.view import view
+    from protofed.sweep.progress import view
 
     plan = Sweep.load(file, *(overrides or []), trust=trust)
     folder = out or Path("runs") / file.stem
@@ -124,8 +124,8 @@ def _list(plan: "Sweep", folder: Path, data_dir: Path | None) -> list["Placed"]:
     """Every cell, and whether it is done; then a UserError if one is impossible."""
     from protofed.probes import ALL
     from protofed.runs.folder import RunFolder
+    from protofed.sweep.progress import view
     from protofed.sweep.run import check_sweep, place
-    from protofed.sweep.view import view
 
     placed = place(plan.cells(note), folder)
     done = 0

@@ -5,7 +5,7 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_type_hints
 
@@ -35,7 +35,7 @@ def check_section(section: str, target: Callable[..., Any], raw: Mapping[str, An
     known = fields(target)
     for key, value in raw.items():
         if key not in known:
-            raise UserError(f"unknown key {key_path(section, key)} = {value!r}. {did_you_mean(key, known)}")
+            raise unknown_key(section, key, value, known)
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UserError(f"{key_path(section, key)} = {value} is too large. Use at most {LARGEST:,}.")
     config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -52,7 +52,13 @@ def check_section(section: str, target: Callable[..., Any], raw: Mapping[str, An
     return {key: getattr(valid, key) for key in known}
 
 
+def unknown_key(section: str, key: str, value: Any, known: Iterable[str]) -> UserError:
+    """The error for a key that its section does not have."""
+    return UserError(f"unknown key {key_path(section, key)} = {value!r}. {did_you_mean(key, known)}")
+
+
 def key_path(section: str, key: str) -> str:
+    """A key with its section, as it is written in a command."""
     return f"{section}.{key}" if section else key
 
 

@@ -62,7 +62,7 @@ class Natural:
 
     def _computed(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
         """Every client owns what is computed for it."""
-        from protofed.data.drawn import DrawnSplit  # few experiments compute their samples
+        from protofed.data.computed_batches import DrawnSplit  # few experiments compute their samples
 
         if self != Natural():
             raise UserError(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protofed.config.unwritten import unwritten
+from protofed.config.defaults import unwritten
 from protofed.errors import UserError, asked_in_python, option
 from protofed.report.parts import Remark
 from protofed.report.runs import Run, alike, one_data, read_finished, read_run

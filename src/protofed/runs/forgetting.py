@@ -10,8 +10,8 @@ from protofed.config.experiment import Experiment
 from protofed.data.incremental import classes_by_task
 from protofed.metrics import Correct, Tally, add, judged_by, spread
 from protofed.runs.cohort import taking_part
+from protofed.runs.measured_clients import honest_of, measured_at_end, together_measured
 from protofed.runs.setup import Prepared
-from protofed.runs.who import honest_of, measured_at_end, together_measured
 
 Line = dict[str, Any]
 GLOBAL = "global_"  # in front of the names of the global model's numbers

@@ -29,12 +29,12 @@ from protofed.robust.poison import TRIGGERED
 from protofed.runs.cohort import taking_part
 from protofed.runs.folder import RunFolder, State
 from protofed.runs.forgetting import Tasks
+from protofed.runs.measured_clients import honest_of, measured_at_end, say_who_is_measured, spaced, together_measured
 from protofed.runs.probes import NO_PROBES, Probes
 from protofed.runs.ranking import Ranking
 from protofed.runs.releases import Releases
 from protofed.runs.setup import Prepared, names_of_clients
 from protofed.runs.watch import Watch
-from protofed.runs.who import honest_of, measured_at_end, say_who_is_measured, spaced, together_measured
 
 CONFUSED = 1000  # classes up to which it is counted who is taken for whom
 ANSWERS = 2**25  # such counts that are held at once, over clients

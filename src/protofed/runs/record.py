@@ -16,7 +16,7 @@ from protofed.engines import Engine
 from protofed.method import Mean, Tree
 from protofed.runs.cohort import taking_part
 from protofed.runs.folder import RunFolder
-from protofed.runs.who import spaced
+from protofed.runs.measured_clients import spaced
 
 VIEWS = "views.npz"
 FIXED = ("labels", "client", "global_class", "local_clients")  # the same in every snapshot

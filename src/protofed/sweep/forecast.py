@@ -12,8 +12,8 @@ from protofed.runs.numbers import duration
 from protofed.runs.probes import NO_PROBES, Probes
 from protofed.runs.watch import Watch
 from protofed.sweep.plan import Cell
+from protofed.sweep.progress import Estimate, apart_from_seed
 from protofed.sweep.run import share_out
-from protofed.sweep.view import Estimate, apart_from_seed
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Placed
 

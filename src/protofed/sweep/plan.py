@@ -19,7 +19,7 @@ from protofed.config.registry import find_method, is_method
 from protofed.errors import UserError, did_you_mean
 from protofed.methods import METHODS
 from protofed.runs.trust import trusted_experiment
-from protofed.sweep.tables import (
+from protofed.sweep.sections import (
     checked_methods,
     checked_parameters,
     checked_seeds,

@@ -6,7 +6,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from protofed.data.joint import JointFederation
+from protofed.engines.fused.data import JointFederation
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.resources import Clock, Needs
 from protofed.method import Client, Method

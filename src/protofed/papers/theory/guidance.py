@@ -15,8 +15,8 @@ from protofed.engines.resources import torch_settings
 from protofed.errors import UserError
 from protofed.explain.explain import explainable
 from protofed.papers.theory.bounds import Constants, Range
-from protofed.papers.theory.entry import Tell, as_lr, measure_round, measured_clients, why_not
 from protofed.papers.theory.measure import share
+from protofed.papers.theory.rounds import Tell, as_lr, measure_round, measured_clients, why_not
 from protofed.papers.theory.theorems import Measurement, theorem_of
 from protofed.runs.cohort import draw_cohort
 from protofed.runs.folder import RunFolder
