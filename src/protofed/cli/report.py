@@ -44,7 +44,7 @@ def report(
 
 
 def write_report(gathered: "Gathered", out: Path, figures: Path | None = None) -> None:
-    """The page, and the figures where they are asked for; says what was left out."""
+    """Write the page, and the figures if requested; say what was left out."""
     for remark in (*gathered.left_out, *gathered.remarks):
         note(str(remark))
     if not gathered.runs:

@@ -89,8 +89,8 @@ def sweep(
 
 
 def table_of(found: "Collected | Sequence[Run]", done: Sequence[Path] = ()) -> "Table":
-    """Show runs as a table, with what has to be said about them; of those left out only what is finished is named, for
-    the others are named elsewhere."""
+    """Show runs as a table, with remarks. Of the runs that were left out, only finished ones are named here; the others
+    are named elsewhere."""
     from protofed.report import render
     from protofed.report.tabulate import tabulate
 
@@ -102,7 +102,7 @@ def table_of(found: "Collected | Sequence[Run]", done: Sequence[Path] = ()) -> "
 
 
 def closing(outcomes: Sequence["CellOutcome"]) -> None:
-    """Name what failed or is left; the exit code is 1, or after Ctrl-C 130."""
+    """Name the cells that failed or were left. The exit code is 1, or 130 after Ctrl-C."""
     from protofed.runs import listing, progress
 
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]

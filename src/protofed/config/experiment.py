@@ -144,7 +144,8 @@ class Experiment(Scalars):
 
     @property
     def normalize(self) -> str:
-        """How inputs are scaled before they reach a model: as `data.normalize` says, but for encoders that do it."""
+        """How inputs are scaled before they reach a model: as `data.normalize` says, except for encoders that scale
+        their inputs themselves."""
         return "none" if all(choice.pretrained for choice in self.model) else self.data.normalize
 
     @property
@@ -154,8 +155,8 @@ class Experiment(Scalars):
         return self.robust.rule != "none" or self.attack.uploads or privacy.secure_sum or privacy.noisy
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its value, as `from_dict` takes it. Of CHANGED sections and keys that came later, only
-        those that are not at their defaults, so that other experiments keep their hashes."""
+        """Every key with its value, as `from_dict` takes it. CHANGED sections, and keys that were added later, are
+        written only if they are not at their defaults, so that older experiments keep their hashes."""
         scalars = {f.name: getattr(self, f.name) for f in fields(Scalars)}
         if all(choice.options == self.model[0].options for choice in self.model):
             names = [choice.name for choice in self.model]

@@ -75,7 +75,7 @@ def check_model(name: object) -> None:
 
 
 def whole_method(kind: Any, called: str = "") -> "type[Method]":
-    """A class from which methods can be made; an error names it as it was `called`."""
+    """Check that methods can be made from a class; errors name it as it was `called`."""
     from protofed.method import Method  # with PyTorch, which the name of a method does not need
 
     called = called or f"method = {getattr(kind, '__name__', kind)}"
@@ -163,17 +163,17 @@ class ModelChoice:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether whole numbers reach it as they are: a model of the user's own may take them, of protofed's few do."""
+        """Whether whole numbers reach it unchanged: a user's own model may take them; of protofed's models, few do."""
         return not self.known or getattr(MODELS[self.name], "takes_tokens", False)
 
     @property
     def pretrained(self) -> bool:
-        """Whether it is an encoder that comes with its weights, and scales its inputs itself."""
+        """Whether it is an encoder that comes with its weights and scales its own inputs."""
         return self.known and getattr(MODELS[self.name], "pretrained", False)
 
     @property
     def frozen(self) -> bool:
-        """Whether it is such an encoder, of which only what comes behind it is trained."""
+        """Whether it is a pretrained encoder of which only the part on top is trained."""
         return self.pretrained and self.options.get("body", "frozen") == "frozen"
 
     @property
@@ -187,14 +187,14 @@ class ModelChoice:
         return str(MODELS[self.name].unfit_data(x, shape, **self.options)) if self.pretrained else ""  # type: ignore[attr-defined]
 
     def settled(self, shape: tuple[int, ...]) -> "ModelChoice":
-        """The same for samples of any shape: a pretrained encoder treats them all like those of this one."""
+        """The same for samples of any shape: a pretrained encoder treats all of them like those of this shape."""
         if not self.pretrained:
             return self
         options: dict[str, Any] = MODELS[self.name].settled(shape, **self.options)  # type: ignore[attr-defined]
         return ModelChoice(self.name, options)
 
     def trained_part(self, shape: tuple[int, ...], classes: int) -> "torch.nn.Module":
-        """Build what is trained: all of it, or what comes behind a frozen encoder, whose embeddings are its inputs."""
+        """Build what is trained: the whole model, or what follows a frozen encoder, whose embeddings are its inputs."""
         if not self.frozen:
             return self(shape, classes)
         made: torch.nn.Module = MODELS[self.name].behind(shape, classes, **self.options)  # type: ignore[attr-defined]

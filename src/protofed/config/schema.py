@@ -109,11 +109,11 @@ def changed_keys(section: Any) -> dict[str, Any]:
 
 
 def without_usual(section: Any, later: Sequence[str]) -> dict[str, Any]:
-    """All keys of a section, but of those that came later only what is not at its default."""
+    """All keys of a section, except later ones that are at their defaults."""
     return {key: value for key, value in asdict(section).items() if key not in later or key in changed_keys(section)}
 
 
 def without_none(given: Any) -> dict[str, Any]:
-    """A dataclass's fields, but for those that are None by default, which a file cannot say."""
+    """A dataclass's fields, except those that are None by default, because a file cannot say None."""
     known = fields(type(given))
     return {key: value for key, value in asdict(given).items() if value is not None or known[key][1] is not None}

@@ -34,7 +34,7 @@ UNCOUNTED = 1000  # bytes that such a model allocates per input byte, roughly
 
 
 def cache_folder() -> Path:
-    """Where work that took long is kept for other runs: $PROTOFED_CACHE, else ~/.cache/protofed."""
+    """Where the results of long computations are kept for other runs: $PROTOFED_CACHE, else ~/.cache/protofed."""
     return Path(os.environ.get("PROTOFED_CACHE") or Path.home() / ".cache" / "protofed")
 
 
