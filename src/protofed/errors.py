@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 _PYTHON: ContextVar[bool] = ContextVar("python", default=False)  # whether the user has called a function, not a command
 
-# All control characters but tabs and line breaks: in somebody else's names, they would steer the terminal. So would
-# those that turn the direction of what follows; and halves of surrogates cannot be printed at all.
+# All control characters except tabs and line breaks: in names that somebody else chose, they could control the
+# terminal. So could characters that reverse the direction of text. Lone surrogates cannot be printed at all.
 STEERING: dict[int, str | None] = {
     **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]),
     **dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"),

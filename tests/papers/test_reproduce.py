@@ -464,7 +464,7 @@ def test_time_that_is_up_stops_cleanly() -> None:
     words = ("fednh/figure-2", "--quick", "--out", "out", "--jobs", "1")
     done = _reproduce(*words, "--limit", "1s")
     assert done.returncode == 130, done.stdout + done.stderr
-    assert "time is up before all was finished. The same command goes on." in done.stdout
+    assert "time is up before all was finished. Run the same command to continue." in done.stdout
     assert 1 <= EntryResult.load(Path("out/fednh/figure-2-quick/result.json")).missing <= 6  # some may have been done
 
 
@@ -487,7 +487,7 @@ def test_a_part_of_the_runs() -> None:
     done = _reproduce(*words, "--only", "seed=0", "--only", "method=fedpr")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
-        "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' goes on with the same --out."
+        "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' continues with the same --out."
         in done.stdout
     )
     measured = EntryResult.load(Path("out/fedpr/figure-2-quick/result.json"))

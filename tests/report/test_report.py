@@ -602,7 +602,7 @@ def test_a_summary_without_what_it_must_have_is_damaged(key: str, tmp_path: Path
     gathered = gather([folder])
     if key == "seed":
         assert "summary.json is damaged: seed is None" in str(gathered.left_out[0])
-    with pytest.raises(UserError, match=f"is damaged: it has no {key}. Remove it, and go on with --resume"):
+    with pytest.raises(UserError, match=f"is damaged: it has no {key}. Remove it, and continue with --resume"):
         printing.result(Console(), Result(folder, summary))
 
 

@@ -519,7 +519,7 @@ def test_ctrl_c_and_kill_9_lose_nothing(capfd: pytest.CaptureFixture[str]) -> No
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert "2 of 2 cells are left. The same command goes on." in out
+    assert "2 of 2 cells are left. Run the same command to continue." in out
     assert RunFolder(first).checkpoints()[0].name > "round-000002"  # the last whole round was saved
 
     process = command()

@@ -36,7 +36,7 @@ def result(console: Console, done: Result) -> None:
     s = done.summary
     if lacking := [key for key in SHOWN if key not in s]:
         raise UserError(
-            f"{done.folder / 'summary.json'} is damaged: it has no {lacking[0]}. Remove it, and go on with --resume."
+            f"{done.folder / 'summary.json'} is damaged: it has no {lacking[0]}. Remove it, and continue with --resume."
         )
     table = Table(
         title=f"{s['method']}, {_many(s['clients'], 'client')}, {_many(s['rounds'], 'round')}, seed {s['seed']}",

@@ -107,7 +107,7 @@ def _end(report: "Report") -> None:
     for outcome in report.failed:
         progress.say_on(errors, f"failed: {outcome.cell.name}: {outcome.reason.splitlines()[0]}")
     if report.stopped:
-        say(f"{report.stopped} before all was finished. The same command goes on.")
+        say(f"{report.stopped} before all was finished. Run the same command to continue.")
         raise typer.Exit(130)
     if report.failed or not report.done or any(one.damaged for one in report.done):
         raise typer.Exit(1)

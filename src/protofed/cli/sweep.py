@@ -114,7 +114,7 @@ def closing(outcomes: Sequence["CellOutcome"]) -> None:
         where = f" ({listing.reason(outcome.folder)})" if more else ""
         progress.say_on(errors, f"  {outcome.cell.name}: {reason}{where}")
     if left:
-        say(f"{left} of {len(outcomes)} cells are left. The same command goes on.")
+        say(f"{left} of {len(outcomes)} cells are left. Run the same command to continue.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)

@@ -57,7 +57,7 @@ CHANGED = (
     "skew",
     "stragglers",
     "incremental",
-)  # sections of which only what is not at its default is written
+)  # sections of which only keys that are not at their defaults are written
 SCHEDULE = ("schedule", "warmup", "horizon", "floor", "every", "drop")
 LATER = {  # written only if they are not at their defaults
     "data": ("more", "imbalance"), "evaluate": ("auc", "clients"), "optimizer": SCHEDULE,

@@ -98,7 +98,7 @@ def translate_pfllib(command: str | Sequence[str], partition: Callable[[str], di
     }  # fmt: skip
     if new := _number("nnc", value, int):
         tables |= {"held_out_clients": new}
-    Experiment.from_dict(tables)  # whatever cannot be is said now
+    Experiment.from_dict(tables)  # raises now if the keys do not go together
     return Translated(tables, notes)
 
 

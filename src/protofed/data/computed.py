@@ -54,7 +54,10 @@ class Computed(ABC):
         """This data as a data set without training samples."""
         x, y = self.common()
         none = np.zeros((0, *self.shape), x.dtype)
-        scale = np.zeros(1, np.float32), np.ones(1, np.float32)  # of pixels as of numbers: nobody has seen them all
+        scale = (
+            np.zeros(1, np.float32),
+            np.ones(1, np.float32),
+        )  # pixels are treated as numbers: they were never all computed
         return Domain(name, none, np.zeros(0, np.int64), x, y, tuple(self.names), scale=scale, computed=self)
 
 

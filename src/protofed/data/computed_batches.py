@@ -140,7 +140,7 @@ class DrawnFederation(Federation):
         moved = len(clients) > self._most
         if moved:
             self._grow(len(clients))
-        self._slots = {}  # whatever stops this in the middle, nobody's samples are taken for another's
+        self._slots = {}  # if this is interrupted, no client's samples are taken for another's
         drawn = self.computed.draw(self.seed, clients)
         self._put(self._train[0], 0, drawn.x, drawn.y)
         self._put(self._test[0], self._official[0], drawn.x_test, drawn.y_test)

@@ -45,7 +45,7 @@ class Scaler:
             axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
             shape = (1, -1, *[1] * (sample.ndim - 2))
             found = [sample.std(axis=axes, dtype=np.float64), sample.mean(axis=axes, dtype=np.float64)]
-            if has_gaps(sample):  # of what was measured; 0 where nothing was
+            if has_gaps(sample):  # of the values that exist; 0 if there are none
                 known = np.ma.masked_invalid(sample.astype(np.float64))
                 found = [known.std(axis=0).filled(0), known.mean(axis=0).filled(0)]
             spread, middle = ((number / unit).reshape(shape) for number in found)

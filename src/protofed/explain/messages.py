@@ -180,7 +180,7 @@ def noise_promises(experiment: Experiment) -> list[str]:
         what = "class sum" if privacy.noisy_steps else "upload"
         who = (
             f"the server sees every {what} without noise and adds it afterwards: this holds against the other clients "
-            "and whoever gets the result, not against the server"
+            "and anyone who gets the result, not against the server"
         )
     if privacy.where == "sum":
         honest = least_summed(experiment) - privacy.dishonest

@@ -83,7 +83,7 @@ def model(path: Path, about: dict[str, Any]) -> Run:
     def run(x: np.ndarray) -> Outputs:
         try:
             made = inner(x)
-        except Exception as error:  # whatever a graph that somebody made leads to in torch or ONNX Runtime
+        except Exception as error:  # a graph that somebody else made may raise anything in torch or ONNX Runtime
             raise UserError(f"{path} cannot be run ({_said(error)}). {AGAIN}") from None
         wide = [part.shape for part in made[1:]]
         if len(made) != len(about["outputs"]) or made[0].ndim != 2 or any(shape != (len(x), classes) for shape in wide):

@@ -88,7 +88,7 @@ def join(
     `data` is its own .npz (or any other source), or in Python whatever `federate` takes of a client; `client` one that
     the experiment held out. `model` is a name, an import path, or a module. Every seed draws other samples and another
     order; steps, shots and lam are by default as the experiment's [join] says. `trust` lets code run that the run's
-    experiment names and that is not one's own; `note` hears which, before it is imported.
+    experiment names and that is not the user's own; `note` hears which, before it is imported.
     """
     if (data is None) == (client is None):
         raise UserError(

@@ -151,7 +151,7 @@ def _taken(net: nn.Module, sample: Tensor) -> tuple[Tensor, bool]:
 def _try(net: nn.Module, sample: Tensor) -> Exception | None:
     try:
         net(sample)
-    except Exception as error:  # whatever it is, `watch` will say it
+    except Exception as error:  # `watch` will report it
         return error
     return None
 

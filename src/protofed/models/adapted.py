@@ -56,7 +56,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.body, self.head = body, head
         self.dim, self.origin, self.frozen = dim, origin, frozen
-        self.draws_itself = False  # whether its forward draws random numbers beside its dropout layers
+        self.draws_itself = False  # whether its forward draws random numbers outside its dropout layers
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (B, dim) and logits (B, classes)."""

@@ -19,7 +19,7 @@ CLASSES = ("classes", "num_classes", "n_classes", "num_labels", "n_labels", "out
 SHAPE = ("shape", "input_shape", "in_shape")
 WIDTH = ("in_features", "input_dim", "in_dim", "n_features", "num_features")
 CHANNELS = ("in_channels", "in_chans", "channels_in")
-KEYS = tuple(Adapt.__dataclass_fields__)  # of [model], beside what the class takes
+KEYS = tuple(Adapt.__dataclass_fields__)  # of [model], in addition to what the class takes
 Build = Callable[[tuple[int, ...], int, Tensor], nn.Module]  # input shape, classes, some samples
 
 

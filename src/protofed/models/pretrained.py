@@ -115,6 +115,6 @@ def read_weights(path: Path, read: Callable[[Path], T], install: str) -> T:
     """The contents of a file of weights."""
     try:
         return read(path)
-    except Exception as error:  # whatever the library says of a damaged file
+    except Exception as error:  # the library raises many kinds of errors for a damaged file
         again = install.replace("pip install", "pip install --force-reinstall")
         raise UserError(f"{path} is damaged ({error_in_words(error)}). Install it again: {again}") from None

@@ -18,7 +18,7 @@ from protofed.models.mlp import Shape
 from protofed.models.pretrained import AdapterKind, BodyKind, Pretrained, Width, file_of, read_weights
 
 TOKENS = 32_000
-PADDING, UNKNOWN = 0, 1  # ids in a vocabulary of one's own; words follow
+PADDING, UNKNOWN = 0, 1  # ids in a user's own vocabulary; words follow
 INSTALL = "pip install wordllama"
 
 

@@ -90,7 +90,7 @@ class Column(NamedTuple):
 
     metric: Metric
     at: str = ""  # "": after the last round; "last10", "validation", or a round's number
-    rule: Rule | None = None  # None: whatever the rule of the method is, and that of all rows is the same
+    rule: Rule | None = None  # None: the rule of the method, which is the same in all rows
 
     @classmethod
     def parse(cls, text: str) -> "Column":

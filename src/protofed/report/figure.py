@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 MOST_POINTS = 250  # of a line; a screen shows no more
-MOST_NAMED = 30  # classes beside a heat map; of more, superclasses are named where there are some
+MOST_NAMED = 30  # classes named next to a heat map; with more, superclasses are named if there are some
 MOST_PANELS = 12  # one a method
 
 Numbers = Sequence[float] | np.ndarray

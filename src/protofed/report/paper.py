@@ -31,7 +31,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "protofed", "xtick.major.size": 2.5,
     "ytick.major.size": 2.5, "text.parse_math": False,
 }  # fmt: skip
-WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
+WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are side by side
 LETTERS = 13  # of a title in an inch
 SMALL = 17  # of a warning
 

@@ -31,8 +31,8 @@ class Checkpoints:
             self.round = state.round
         elif before:
             self.watch.note(
-                f"the disk has no room for checkpoints of {self.folder.path}: the run goes on without. Free some "
-                f"space; if it is stopped now, it resumes after round {self.round}"
+                f"the disk has no room for checkpoints of {self.folder.path}: the run continues without them. Free "
+                f"some space; if it is stopped now, it resumes after round {self.round}"
             )
         self.at = time.monotonic()
         self.took = self.at - began

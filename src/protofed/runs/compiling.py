@@ -30,7 +30,7 @@ def choose_compiling(
     def keep(choice: dict[str, Any]) -> None:
         folder.write_json("engine.json", choice)
 
-    if isinstance(engine, RunEngine):  # whoever brought the runs together has chosen for all of them
+    if isinstance(engine, RunEngine):  # the choice was made for all fused runs together
         keep(engine.choice)
     elif isinstance(engine, StackedEngine | RayEngine) and experiment.engine.compile == "auto":
         cohort = draw_cohort(experiment, 0)

@@ -30,7 +30,7 @@ from protofed.runs.segments import FILES, RecordPlace, segment_number
 from protofed.runs.store import ClientStore, fits
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
-CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
+CLIENTS = "clients"  # the folder of their states, next to the checkpoints that refer to them
 CENTRES = "centres.safetensors"  # what a robust rule remembers, where there is one
 
 
@@ -104,7 +104,7 @@ class RunFolder:
             remedy += "" if self.finished else f", or continue it with {option('resume', True)}"
             raise UserError(f"{self._out} already holds {what}. {remedy}.")
         old, now = self.experiment_dict(), tomllib.loads(experiment.to_toml())
-        if trust.paths(old) <= trust.paths(now):  # else it would import what nobody asked for
+        if trust.paths(old) <= trust.paths(now):  # otherwise it would import code that nobody asked for
             with only_these(trust.paths(now)):
                 old = tomllib.loads(Experiment.from_dict(old).to_toml())  # keys that came since
         changed = differences(old, now)

@@ -61,7 +61,7 @@ class Prepared(NamedTuple):
     builders: Sequence[Builder] = ()  # per client: the name of its model, and how to build all of it
     modules: Sequence[Handed] | None = None  # per client, where a script handed them in
     choose: Choose | None = None  # who takes part, where a script handed in a function for it
-    data_here: bool = True  # else clients keep theirs to themselves, and nobody knows the partition
+    data_here: bool = True  # otherwise clients keep their data to themselves, and nobody knows the partition
     releases: MakeReleases | None = None  # where noise is added elsewhere: what is noted of it here
 
     @property

@@ -15,7 +15,7 @@ from protofed.errors import UserError, option
 from protofed.method import Client
 from protofed.runs.segments import RecordPlace, Seal, Segments
 
-SHARE = 8  # of the memory that is free, one part in so many is for client states
+SHARE = 8  # client states get 1 / SHARE of the free memory
 MOST = 512 * 2**20  # bytes on a CPU, beyond which the system's own cache of files does as well
 WASTE = 64 * 2**20  # bytes of outdated records that are not worth a rewriting
 MANY = 256  # segments, from which on they are joined

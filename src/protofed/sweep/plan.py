@@ -224,7 +224,7 @@ def method_takes(method: str, word: str) -> bool:
         return True
     name = key.removeprefix("method.")
     if not is_method(method):
-        return name == "preset"  # what it is instead is said elsewhere
+        return name == "preset"  # errors in it are reported elsewhere
     kind = find_method(method)
     return bool(kind.presets) if name == "preset" else name in schema.fields(kind)
 

@@ -27,7 +27,7 @@ from protofed.sweep.workers import CellOutcome, Crew, Placed, Share
 
 SHOWN = 5  # damaged cells that are named
 GPU_JOBS = 4  # processes on one GPU
-GPU_SHARED = 0.9  # of a GPU's memory is dealt to them; the rest is for what each keeps beside its tensors
+GPU_SHARED = 0.9  # share of a GPU's memory that they get; the rest is for what each keeps besides its tensors
 GPU_MEMORY = 16 * 2**30  # bytes of a GPU for each of them
 
 
@@ -188,7 +188,7 @@ def check_cells(
                 done.add(alike)
         except UserError as error:
             bad.append((cell, error))
-        except Exception as error:  # of a method or model of one's own
+        except Exception as error:  # raised by the user's own method or model
             at = traceback.extract_tb(error.__traceback__)[-1]
             bad.append((cell, UserError(f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno}).")))
     watch.checking(len(ordered), len(ordered))

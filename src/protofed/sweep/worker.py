@@ -121,7 +121,7 @@ def _listen(pipe: Connection, orders: "queue.SimpleQueue[list[CellOrder] | None]
 def _bundle(orders: list[CellOrder], send: Callable[..., None]) -> None:
     """Run these cells, together if that pays. Whatever goes wrong in one becomes its reason; it never ends the
     sweep."""
-    sys.argv = orders[0].command  # what environment.json shall say
+    sys.argv = orders[0].command  # recorded in environment.json
     left = dict(enumerate(orders))
     stopped, before = False, 0
     while len(left) > 1 and len(left) != before and not stopped:

@@ -54,7 +54,7 @@ class Share(NamedTuple):
     """The part of the machine that a worker has."""
 
     cores: int
-    gpu: str | None = None  # for CUDA_VISIBLE_DEVICES; None: whatever there is
+    gpu: str | None = None  # for CUDA_VISIBLE_DEVICES; None: all GPUs
     gpu_part: float = 1.0  # of a GPU's memory
 
 

@@ -115,4 +115,4 @@ class Tracker(Watch):
             self.process = None
 
     def _without(self, reason: str) -> None:
-        self.say(f"{reason}; the run goes on without, and its folder has every number")
+        self.say(f"{reason}; the run continues without it, and its folder has every number")

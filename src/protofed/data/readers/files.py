@@ -52,7 +52,7 @@ def check_unpacked(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except BROKEN_NPZ:  # whoever reads it says so
+    except BROKEN_NPZ:  # reading the file will raise an error
         return
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > room:

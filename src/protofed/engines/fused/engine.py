@@ -200,7 +200,7 @@ class Fusion:
         self.reference.clock.take()
         try:
             found = self._trained(some, sizes) if some[0][0].test is None else self._tested(some, sizes)
-        except Exception as error:  # whatever it is, each run shall meet it by itself, or not at all
+        except Exception as error:  # whatever it is, each run should meet it alone or not at all
             self.apart = first_line(error)[:200]
             self.engine.steps.forget()
             self.engine.members.forget()

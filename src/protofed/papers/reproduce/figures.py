@@ -149,7 +149,7 @@ def _panels(entry: PaperEntry, done: Sequence[Done], views: Views) -> tuple[list
         classes = view["classes"].tolist()
         vectors = view.get("vectors", np.zeros((0, 0)))
         if figure.kind == "embeddings" and (figure.clients or one.cell.experiment.method_name != "fedproto"):
-            vectors = vectors[:0]  # rows of a head are no points among the samples
+            vectors = vectors[:0]  # rows of a head are not points among the samples
         everyone = np.unique(view["client"])
         who = everyone[: len(figure.clients)] if figure.clients else everyone
         for clients in [[client] for client in who] if figure.by == "tsne" and figure.clients else [who]:

@@ -24,7 +24,7 @@ from protofed.runs.progress import say_on
 from protofed.sweep.plan import key_of
 
 TITLE = 18  # letters of a column's title in a line
-WIDE = 3  # columns of paper, here and difference that fit beside each other
+WIDE = 3  # columns of paper, here and difference that fit side by side
 
 
 def groups(columns: list[PaperColumn], reported: bool) -> Iterator[list[PaperColumn]]:
@@ -189,7 +189,9 @@ def to_go(measured: EntryResult) -> list[str]:
     if measured.missing:
         runs = "1 run is" if measured.missing == 1 else f"{measured.missing} runs are"
         quick = " --quick" if measured.label.startswith(QUICK) else ""
-        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' goes on with the same --out.")
+        found.append(
+            f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' continues with the same --out."
+        )
     if measured.seconds:
         found.append(f"{duration(measured.seconds)} of runs, added up, on {measured.machine}.")
     return found

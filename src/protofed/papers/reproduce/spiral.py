@@ -2,7 +2,7 @@
 
 One client has all the data. The free head is FedAvg's, trained with cross-entropy. The uniform head is FedNH's (Eq. 2)
 with the prototypes it starts from: six unit vectors 60 degrees apart, which only the server could turn. Learning rate,
-momentum and decay are the paper's, and momentum starts anew each epoch as in the authors' notebook. Clipping is ours:
+momentum and decay are the paper's, and momentum restarts each epoch as in the authors' notebook. Clipping is ours:
 without it this learning rate breaks FedNH's loss on the printed arms. How much the free head suffers depends on how
 many steps it gets: with small batches (64 on the printed arms, 512 on the released ones) its minority classes catch up.
 """

@@ -17,7 +17,7 @@ from protofed.ops import random
 
 ITERATIONS = 20  # of Lanczos' method at most
 CLOSE = 0.01  # relative growth of the estimate, below which it is done
-TINY = 1e-6  # what is left of a product beside all before it, relative to the estimate: nothing
+TINY = 1e-6  # a product whose new part is smaller than this, relative to the estimate, adds nothing
 NEAR = 1e-3  # step of a difference quotient, relative to the parameters' length
 
 Objective = Callable[[Params], Tensor]  # a loss
@@ -125,7 +125,7 @@ def _largest(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """The norm of a symmetric linear map, from below, by Lanczos' method: it grows from one product to the next."""
     vector, before, found = start / torch.linalg.vector_norm(start), torch.zeros_like(start), 0.0
     diagonal: list[float] = []  # of the map in the orthonormal basis that its powers of the start span,
-    beside = [0.0]  # and the entries beside it, from the second on
+    beside = [0.0]  # and the entries next to it, from the second on
     for _ in range(ITERATIONS):
         image = product(vector).to(start.dtype)
         diagonal.append(float(image @ vector))

@@ -22,7 +22,7 @@ from protofed.papers.theory.theorems import Round, Theorem
 STEPS = 100  # of a client's round that are repeated at most
 POINTS = 10  # of them at which the gradient is measured
 SAMPLES = 128  # of a client that stand for all its data,
-AT_LEAST = 8  # or so many batches, where those are more
+AT_LEAST = 8  # or this many batches, if that is more
 BATCHES = 16  # mini-batches whose gradients are measured at the first, middle and last point
 INPUTS = 4  # samples whose embedding is differentiated
 
