@@ -1,4 +1,4 @@
-"""A command line of PFLlib's or HtFLlib's as an experiment, with what has no counterpart said by name."""
+"""A PFLlib or HtFLlib command line as an experiment, naming everything that has no counterpart."""
 
 import difflib
 import shlex
@@ -72,14 +72,14 @@ TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no", "")
 
 
 class Translated(NamedTuple):
-    """An experiment's tables, and what a user should know of them."""
+    """An experiment's tables, and what a user should know about them."""
 
     tables: dict[str, Any]
     notes: list[str]
 
 
 def translate_pfllib(command: str | Sequence[str], partition: Callable[[str], dict[str, Any]]) -> Translated:
-    """The experiment of a command; `partition` tells the [partition] of a data set by its name."""
+    """The experiment of a command; `partition` gives the [partition] section for the name of a data set."""
     words = shlex.split(command) if isinstance(command, str) else [one for word in command for one in shlex.split(word)]
     given, notes = _flags(_behind_script(words))
     value = {short: given.get(short, usual) for short, (_, usual) in FLAGS.items()}
@@ -98,12 +98,12 @@ def translate_pfllib(command: str | Sequence[str], partition: Callable[[str], di
     }  # fmt: skip
     if new := _number("nnc", value, int):
         tables |= {"held_out_clients": new}
-    Experiment.from_dict(tables)  # whatever cannot be is said now
+    Experiment.from_dict(tables)  # raises now if the keys do not go together
     return Translated(tables, notes)
 
 
 def _behind_script(words: Sequence[str]) -> list[str]:
-    """The arguments, without shells' and Python's."""
+    """The arguments, without those of the shell and of Python."""
     for place, word in enumerate(words):
         if word.rpartition("/")[2] == SCRIPT:
             words = words[place + 1 :]
@@ -115,7 +115,7 @@ def _behind_script(words: Sequence[str]) -> list[str]:
 
 
 def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values that are given, by short flag, and notes on what has no counterpart."""
+    """The given values by short flag, and notes on what has no counterpart."""
     long = {name: short for short, (name, *_) in (WITHOUT | FLAGS).items()} | {"model_family": "m"}
     known = {f"-{short}" for short in FLAGS | WITHOUT} | {f"--{name}" for name in long}
     given: dict[str, str] = {}
@@ -179,7 +179,7 @@ def _method(
 
 
 def _model(name: str, notes: list[str]) -> str:
-    """Our model of that name, or the nearest."""
+    """Our model of that name, or the closest one."""
     found = MODELS_THERE.get(str(name).lower())
     if found is None:
         notes.append(f"-m {name} has no counterpart: model.name = cnn_pfllib is put in its place; choose one that fits")

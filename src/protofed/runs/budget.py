@@ -1,4 +1,4 @@
-"""The budget of a run before it begins: what cannot be kept is refused, and how much noise it takes."""
+"""The budget of a run before it begins: what promises cannot be kept, and how much noise is needed."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from protofed.runs.persample import check_steps
 
 
 def check_privacy(experiment: Experiment, engine: ReferenceEngine, domains: Sequence[Domain]) -> tuple[str, ...]:
-    """Refuse, before anything is written, what could not be kept; notes on what is changed to keep it."""
+    """Before anything is written, refuse promises that cannot be kept; notes on settings that change to keep one."""
     if not experiment.privacy.noisy:
         return ()
     accounting.check_accountant()
@@ -43,7 +43,7 @@ def check_privacy(experiment: Experiment, engine: ReferenceEngine, domains: Sequ
 
 
 def check_budget(experiment: Experiment, engine: ReferenceEngine) -> tuple[str, ...]:
-    """The same where clients are elsewhere and add the noise themselves."""
+    """The same for clients elsewhere that add the noise themselves."""
     if not experiment.privacy.noisy:
         return ()
     check_plan(experiment)
@@ -51,7 +51,7 @@ def check_budget(experiment: Experiment, engine: ReferenceEngine) -> tuple[str, 
 
 
 def check_plan(experiment: Experiment) -> None:
-    """What can be said of a federation's budget before there is a model."""
+    """What can be said about a federation's budget before there is a model."""
     experiment.privacy.refuse_federation()
     if experiment.privacy.noisy:
         accounting.check_accountant()
@@ -119,7 +119,7 @@ def _check_settings(experiment: Experiment) -> None:
 
 
 def _check_inputs(experiment: Experiment, engine: ReferenceEngine, domains: Sequence[Domain]) -> None:
-    """Nothing may reach one unit's upload from another unit but by releases."""
+    """Refuse inputs through which one unit's samples could affect another unit's upload outside of releases."""
     own_scale = any(domain.scale is None and not Scaler.of(domain, "none").whole for domain in domains)
     if experiment.normalize == "auto" and own_scale:
         raise UserError(
@@ -154,8 +154,8 @@ def planned_times(experiment: Experiment) -> int:
 
 
 def noise_of(experiment: Experiment, sums: bool = True) -> float:
-    """The standard deviation of the noise over the clip: as given, or as the budget asks for. `sums`: whether anything
-    is sent but what was trained in steps with noise."""
+    """The standard deviation of the noise over the clip: as given, or as the budget requires. `sums`: whether anything
+    is sent besides what was trained in steps with noise."""
     privacy = experiment.privacy
     if privacy.noisy_steps and not sums:
         return NOTHING
@@ -170,7 +170,7 @@ def noise_of(experiment: Experiment, sums: bool = True) -> float:
 
 
 def steps_of(experiment: Experiment, sums: bool = True) -> PaidSteps:
-    """The steps with noise of a client in a round: with as much as given, or as the budget asks for."""
+    """A client's steps with noise in a round: with as much noise as given, or as the budget requires."""
     privacy, steps = experiment.privacy, _steps(experiment)
     if not privacy.noisy_steps or privacy.sgd_noise:
         return steps

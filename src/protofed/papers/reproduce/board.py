@@ -1,4 +1,5 @@
-"""The leaderboard: every method in every setting that all of them run in, on one page that a browser can sort."""
+"""The leaderboard: every method in every setting that all of them run in, on one page that can be sorted in a
+browser."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -58,7 +59,7 @@ class _Setting(NamedTuple):
         return [column for column in known if any(mean_std(self.measured, row, column) for row in self.rows)]
 
     def rule(self, row: str) -> str:
-        """What the method itself judges by."""
+        """The rule that the method itself is judged by."""
         return self.runs[row][0].experiment.method.inference if row in self.runs else ""
 
     @property
@@ -89,7 +90,7 @@ def _setting(entry: PaperEntry, measured: EntryResult) -> _Setting:
 
 
 def _overview(settings: Sequence[_Setting], rule: str) -> str:
-    """A row a method, a column a setting."""
+    """One row per method, one column per setting."""
     kind, metrics = RULES[rule]
     first = [next((column for column in s.columns() if column.metric in metrics), None) for s in settings]
     shown = [(setting, column) for setting, column in zip(settings, first, strict=True) if column]
@@ -121,7 +122,7 @@ def _number(setting: _Setting, row: str, column: PaperColumn, own: bool = False)
 
 
 def _runs(setting: _Setting) -> str:
-    """Where each number comes from: the experiment, what is changed, the runs' hashes, and the command."""
+    """Where each number comes from: the experiment, its changes, the runs' hashes, and the command."""
     lines = []
     for row in setting.rows:
         cells = setting.runs.get(row, [])

@@ -42,7 +42,7 @@ Sibling = Callable[[str], Result | None]  # a method's label -> its run with the
 
 
 def value(metric: str, done: Done, sibling: Sibling, views: "Views") -> float | None:
-    """One number of one run; None where it has none."""
+    """One number of one run; None if the run does not have it."""
     kind, colon, what = metric.partition(":")
     if kind in LOOKED_AT and colon:
         return views.numbers(done).get(what)
@@ -74,7 +74,7 @@ def _at(key: str, when: str, result: Result, sibling: Sibling) -> float | None:
 
 
 def _within(key: str, lines: list[dict[str, Any]], seconds: float) -> float | None:
-    """The last value that was measured within so many seconds; of a run that is slower from the first, its first."""
+    """The last value that was measured within this many seconds; for a run whose first value came later, that value."""
     spent, found = 0.0, None
     for line in lines:
         spent += line["seconds"]
@@ -89,7 +89,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 class Views:
-    """What is computed from the models of a finished run, once for each."""
+    """What is computed from the models of a finished run, once per run."""
 
     def __init__(self, entry: PaperEntry, data_dir: Path | None, folder: Path) -> None:
         self.entry, self.data_dir, self.folder = entry, data_dir, folder
@@ -97,7 +97,7 @@ class Views:
 
     @property
     def wanted(self) -> bool:
-        """Whether the entry looks at models at all."""
+        """Whether the entry needs models at all."""
         kinds = {column.metric.partition(":")[0] for column in self.entry.columns}
         return bool(kinds & LOOKED_AT) or (self.entry.figure is not None and self.entry.figure.kind in LOOKED_AT)
 
