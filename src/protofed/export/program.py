@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protofed.export.guarded import check_arguments
+
 # Operations of torch.ops.aten that compute tensors from tensors and numbers, and do nothing else.
 ATEN_NAMES = """
     __and__ __iand__ __ilshift__ __ior__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__
@@ -216,6 +218,7 @@ def _call(operation: Any, inputs: Sequence[Mapping[str, Any]], values: Mapping[s
     if not isinstance(operation, torch._ops.OpOverload):
         return _number(operation, [value for _, value in given])
     asked = dict(given)
+    check_arguments(operation, asked)
     positional: list[Any] = []
     for argument in operation._schema.arguments:
         if argument.kwarg_only or argument.name not in asked:
