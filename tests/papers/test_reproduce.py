@@ -261,6 +261,22 @@ def test_metrics(tmp_path: Path) -> None:
     assert found["spread:pm_l"] == pytest.approx(np.std([0.5, 0.7, 0.7]))
 
 
+def test_validation_samples_choose_a_round_for_each_kind_of_model(tmp_path: Path) -> None:
+    keys = ("validation_mean", "validation_global_mean", "accuracy_mean", "accuracy_global_mean")
+    rows = [(0.5, 0.9, 0.61, 0.41), (0.8, 0.7, 0.62, 0.42), (0.8, 0.6, 0.99, 0.98)]
+    lines = [{"round": r, **dict(zip(keys, row, strict=True))} for r, row in enumerate(rows, 1)]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = Done(Cell({}, Experiment(), "0"), Result(tmp_path, {}))
+    views = Views(_entry(), None, tmp_path)
+
+    def of(metric: str) -> float | None:
+        return value(metric, done, lambda method: None, views)
+
+    assert of("accuracy_mean@chosen") == 0.62, "the first of the rounds that are best by the clients' models"
+    assert of("accuracy_global_mean@chosen") == 0.41, "the best by the global model"
+    assert of("accuracy_global_mean@best") == 0.98
+
+
 def test_numbers_of_embeddings() -> None:
     y = np.tile(np.repeat(np.arange(3), 20), 2)
     client = np.repeat([0, 1], 60)

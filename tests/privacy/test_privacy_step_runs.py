@@ -330,6 +330,7 @@ class Mixing(nn.Module):
         (["method=fedrod"], "fedrod computes from a client's samples what it starts a round with"),
         (["method=fedbabu"], "fedbabu trains once more after the last round"),
         (["method=fedpac"], "can only noise means"),
+        (["method=fedplvm"], "torch.vmap cannot make the upload of fedplvm sample by sample"),
         (["method=classmeans", "rounds=1"], "classmeans trains nothing, so privacy.sgd_rate has no effect"),
         (["engine=ray"], "engine.name = 'ray' does not go with privacy.sgd_rate"),
         (["data.normalize=auto"], "data.normalize = 'auto' scales every sample by all clients' samples"),

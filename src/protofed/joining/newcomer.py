@@ -61,7 +61,7 @@ def pulled(method: Method, lam: float | None) -> Method:
 
 def welcome(method: Method, server: Tree) -> tuple[Tree, Mean | None]:
     """What a newcomer receives, and the prototypes in it, if there are any."""
-    down = method.broadcast(server, torch.zeros(1, dtype=torch.int64))
+    down = method.newcomer(server)
     if any(isinstance(node, Each) for node in tree_leaves(down, is_leaf=is_node)):
         raise UserError(
             f"{_name(method)} sends every client something of its own, which a newcomer has not yet. "

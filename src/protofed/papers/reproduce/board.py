@@ -20,8 +20,8 @@ RULES = {  # how samples are judged, always among all classes; the table of all 
 }
 COLUMNS = (  # of a setting's own table, as far as it has them
     "accuracy_head_mean", "accuracy_proto_all_mean", "accuracy_proto_mean", "accuracy_mean@chosen",
-    "accuracy_mean@best", "accuracy_worst10", "accuracy_global_mean", "auc_mean", "held_out_start_mean", "bytes_up",
-    "seconds",
+    "accuracy_mean@best", "accuracy_worst10", "accuracy_global_mean", "accuracy_global_mean@chosen",
+    "accuracy_global_mean@best", "auc_mean", "held_out_start_mean", "bytes_up", "seconds",
 )  # fmt: skip
 ABOUT = """
 # Leaderboard
@@ -105,10 +105,15 @@ def _own(setting: _Setting) -> Iterator[str]:
     yield f"## {setting.title} {{ #{setting.key} }}"
     seeds = f"{measured.most} seed{'s' * (measured.most != 1)}, on {measured.machine}"
     yield f"{entry.title}: {seeds}. [More columns, and what is special](results/{entry.paper}.md#{_anchor(entry)})."
-    columns = setting.columns()
-    heads = [f"{column.title} ({column.unit})" if column.unit else column.title for column in columns]
-    body = [[escape(row), *(_number(setting, row, column) for column in columns)] for row in setting.rows]
-    yield _table(["method", *map(escape, heads)], body)
+    heads, body = ["method"], [[escape(row)] for row in setting.rows]
+    for column in setting.columns():
+        head = f"{column.title} ({column.unit})" if column.unit else column.title
+        theirs = [entry.paper_number(row, column.name) for row in setting.rows]
+        heads += [head, f"{head}, theirs"] if any(theirs) else [head]
+        for row, cells, number in zip(setting.rows, body, theirs, strict=True):
+            cells.append(_number(setting, row, column))
+            cells += [show(number.value, column) if number else ""] * any(theirs)
+    yield _table([escape(head) for head in heads], body)
     yield _runs(setting)
 
 
