@@ -202,7 +202,7 @@ def beside_uploads(privacy: Privacy) -> str:
     joins = "the name of its model and the shape of its samples"
     many = "how many training and test samples it has, "
     if privacy.noisy:
-        alone = privacy.where == "server" or privacy.unit == "sample"
+        alone = privacy.where == "server" or privacy.noisy_steps
         return (
             "" if alone else f"each client also tells {joins}. It tells no loss, no number of samples, no test result"
         )

@@ -58,10 +58,10 @@ class Privacy:
 
     def refuse_federation(self) -> None:
         """Refuse noise that clients of a real federation cannot add."""
-        if self.unit == "sample":
+        if self.noisy_steps:
             raise UserError(
-                "privacy.unit = 'sample' works in simulations only, and this is a real federation. "
-                "Use privacy.unit = 'client'."
+                "privacy.sgd_rate works in simulations only, and this is a real federation. Use a frozen encoder "
+                "without it, or privacy.unit = 'client'."
             )
         if self.noisy and self.where == "server":
             raise UserError(
