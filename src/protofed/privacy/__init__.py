@@ -99,11 +99,6 @@ class Privacy:
                     f"privacy.{key} = {getattr(self, key):g} has no effect without steps with noise. Set "
                     "privacy.sgd_rate, or leave it out."
                 )
-        if self.noisy_steps and self.where == "sum":
-            raise UserError(
-                "privacy.where = 'sum' does not go with privacy.sgd_rate: each client's own steps have all of their "
-                "noise. Use privacy.where = 'client' or 'server' without privacy.secure_sum."
-            )
 
     def _check_place(self) -> None:
         """Shares of noise and secure sums belong together."""

@@ -83,7 +83,7 @@ def _check_amounts(experiment: Experiment, units: int, sums: bool = True) -> flo
             f"privacy.epsilon = {privacy.epsilon:g} is too small for one round: with {' and '.join(has)} it "
             f"spends {once:.3g}. Use a larger budget, or more noise."
         )
-    if privacy.where == "sum":
+    if privacy.where == "sum" and noise != NOTHING:
         noised_grid(privacy, noise, len(draw_cohort(experiment, 0)))
     return noise
 
