@@ -264,7 +264,9 @@ def test_the_models_of_a_secure_sum_are_cut_at_the_range_and_the_run_says_so() -
     more = ("method=fedavg", "rounds=1", "privacy.where=sum", "privacy.secure_sum=true", "privacy.range=0.01")
     run(small("privacy.sgd_noise=1.3", *more), "out", watch=told)
     assert any("were beyond privacy.range = 0.01 and were cut" in note for note in told.notes)
-    assert max(float(leaf.abs().max()) for leaf in tree_leaves(server_of("out")["params"])) <= 2**-6  # the end of the grid
+    assert (
+        max(float(leaf.abs().max()) for leaf in tree_leaves(server_of("out")["params"])) <= 2**-6
+    )  # the end of the grid
 
 
 # stopped runs
