@@ -157,7 +157,7 @@ def _sent_size(experiment: Experiment, up: Tree, cohort: int, layout: Layout | N
         return size
     from protofed.privacy.simulated import sizes_of  # needs the packages of secure sums
 
-    vector = up if layout is None else layout.packed()
+    vector = up if layout is None else layout.masked()
     return size._replace(bytes=sum(sizes_of(experiment.privacy, vector, cohort, loss=layout is None)))
 
 

@@ -151,7 +151,10 @@ def seen_words(experiment: Experiment, each: bool = False) -> str:
     noised = f"noised, epsilon {privacy.epsilon:g} for the run"
     if least := least_summed(experiment):
         summed = f"only in the sum over at least {least} clients"
-        return f"{summed}, {noised} (by shares of {least - privacy.dishonest} of them)" if privacy.noisy else summed
+        shares = f"{noised} (by shares of {least - privacy.dishonest} of them)"
+        if privacy.noisy_steps:
+            return f"{summed}: models noised (by each client's steps), class sums {shares}"
+        return f"{summed}, {shares}" if privacy.noisy else summed
     if privacy.noisy and privacy.where == "client":
         return f"singly, {noised} (by each client)"
     if privacy.noisy_steps:
@@ -184,8 +187,10 @@ def noise_promises(experiment: Experiment) -> list[str]:
         )
     if privacy.where == "sum":
         honest = least_summed(experiment) - privacy.dishonest
+        noise = "class sums' noise" if privacy.noisy_steps else "noise"
         who = (
-            f"each client adds a share of the noise under the secure sum, and the shares of {honest} are enough: this "
+            f"each client adds a share of the {noise} under the secure sum, "
+            f"and the shares of {honest} are enough: this "
             f"holds against the server too, if at most {privacy.dishonest} of the clients in a sum tell it their shares"
         )
     steps = (
@@ -202,7 +207,7 @@ def beside_uploads(privacy: Privacy) -> str:
     joins = "the name of its model and the shape of its samples"
     many = "how many training and test samples it has, "
     if privacy.noisy:
-        alone = privacy.where == "server" or privacy.unit == "sample"
+        alone = privacy.where == "server" or privacy.noisy_steps
         return (
             "" if alone else f"each client also tells {joins}. It tells no loss, no number of samples, no test result"
         )

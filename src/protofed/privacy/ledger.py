@@ -30,6 +30,7 @@ class Released(NamedTuple):
     rate: float = 0.0  # how likely each sample is in a step
     step_noise: float = 0.0  # standard deviation over privacy.sgd_clip
     step_signal: float = 0.0  # signal-to-noise of these steps, on average
+    unit: str = ""  # whose presence it hides, in a client's own account; empty: its own
 
 
 OF_STEPS = ("steps", "rate", "step_noise", "step_signal")
@@ -69,7 +70,8 @@ class SpendingLedger:
     def add(self, line: Released) -> None:
         """Write a release down; when this returns, it is on disk."""
         with open(self.path, "ab", buffering=0) as file:
-            known = {key: value for key, value in line._asdict().items() if line.steps or key not in OF_STEPS}
+            left_out = (() if line.steps else OF_STEPS) + (() if line.unit else ("unit",))
+            known = {key: value for key, value in line._asdict().items() if key not in left_out}
             end, content = file.seek(0, os.SEEK_END), json.dumps(known, allow_nan=False).encode() + b"\n"
             try:
                 if file.write(content) != len(content):
@@ -113,6 +115,8 @@ def _line(raw: Any) -> Released:
     whole = (line.round, line.attempt, line.steps, *line.clients)
     if any(type(number) is not int or number < 0 for number in whole) or not isinstance(line.digest, str):
         raise ValueError("a number is not one")
+    if line.unit not in ("", "sample"):
+        raise ValueError(f"{line.unit!r} is not a unit")
     parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal)
     if any(type(number) not in (int, float) for number in parts):
         raise ValueError("a number is not one")

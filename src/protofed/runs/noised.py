@@ -64,14 +64,15 @@ def upload_alone(
     experiment: Experiment,
     engine: ReferenceEngine,
     number: int,
-    server: Tree,
+    down: Tree,
     key: Tensor,
     trained: Client | None = None,
 ) -> Callable[[Tensor, Tensor], Tree]:
-    """The upload of a client that has one sample only and has trained nothing, or of one that is `trained`."""
+    """The upload of a client that was sent `down`, has one sample only and has trained nothing, or of one that is
+    `trained`."""
     method, model, classes = experiment.method, engine.model(number), engine.federation.classes
     spec = next(s for s in engine.specs() if s.architecture == engine.architectures[number])
-    down, none = download(experiment, engine, number, server), no_samples(engine, number)._replace(key=key)
+    none = no_samples(engine, number)._replace(key=key)
     counts = torch.zeros_like(none.counts)
     client = trained or _new_client(experiment, engine, number, spec, down, none._replace(counts=counts))
 
@@ -88,7 +89,8 @@ def sends_of_samples(layout: Layout, experiment: Experiment, engine: ReferenceEn
     and all samples count alike."""
     server = experiment.method.init_server(engine.specs()[0])
     (blank,) = no_samples(engine, 0).batches
-    upload = upload_alone(experiment, engine, 0, server, random.key(0).to(blank.x.device))
+    down = download(experiment, engine, 0, server)
+    upload = upload_alone(experiment, engine, 0, down, random.key(0).to(blank.x.device))
     vectors, _ = layout.vectors(vmap(upload)(blank.x, blank.y))
     return bool(vectors[:, layout.values :].any())
 
@@ -104,8 +106,22 @@ def vector_of_samples(
 ) -> tuple[Tensor, list[float]]:
     """The sum of a client's clipped samples, and how long their values were: each sample's part is the upload of a
     client that has only this one and has trained nothing. `trained`: clients that were trained in steps with noise."""
+    down = download(experiment, engine, number, server)
+    return vector_around(layout, experiment, engine, number, round, down, trained[number] if trained else None)
+
+
+def vector_around(
+    layout: Layout,
+    experiment: Experiment,
+    engine: ReferenceEngine,
+    number: int,
+    round: int,
+    down: Tree,
+    trained: Client | None = None,
+) -> tuple[Tensor, list[float]]:
+    """The same, by a client that was sent `down`."""
     data = engine.federation.local(number, round)
-    upload = upload_alone(experiment, engine, number, server, data.key, trained[number] if trained else None)
+    upload = upload_alone(experiment, engine, number, down, data.key, trained)
     whole = torch.zeros(layout.size, dtype=torch.float64, device=engine.federation.device)
     lengths: list[float] = []
     for batch in data.batches:

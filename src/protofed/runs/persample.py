@@ -152,7 +152,7 @@ class _Trial:
         """Of samples, only sums by class may be sent, nothing is kept, and the server takes sums over samples."""
         down = download(self.experiment, self.engine, self.number, server)
         (up, kept), (blank, state) = (self.method.upload(self.model, client, d, down) for d in (data, none))
-        single = upload_alone(self.experiment, self.engine, self.number, server, none.key, client)
+        single = upload_alone(self.experiment, self.engine, self.number, down, none.key, client)
         try:
             singly = vmap(single)(self.batch.x, self.batch.y)
         except UNMAPPED as error:
