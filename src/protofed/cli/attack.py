@@ -28,6 +28,9 @@ def attack(
     model: Annotated[
         WhoseModel, typer.Option(help="The attacker has the client's own model, or another client's.")
     ] = WhoseModel.own,
+    shadows: Annotated[
+        int, typer.Option(min=0, max=1000, help="Shadow runs of each client, to find members by; 8 are a beginning.")
+    ] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default as in the run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     trust: Trust = False,
@@ -47,7 +50,7 @@ def attack(
     from protofed.leaks.attack import FILE, Options, attack_run  # with PyTorch, which a typo should not wait for
     from protofed.runs.numbers import duration
 
-    options = Options(clients, classes, steps, seed, model.value)
+    options = Options(clients, classes, steps, seed, model.value, shadows)
     done = attack_run(run, options, data_dir=data_dir, device=device, trust=trust, tell=note)
     if as_json:
         console.print_json(json.dumps(done.told))
@@ -67,6 +70,16 @@ def _show(told: dict[str, Any]) -> None:
     how = "is sent" if sent else "is public" if public else "is not sent in this method: it was stolen, or lent"
     say(f"the attacker has {whose}, which {how}")
     console.print(_table(told))
+    if (runs := told["shadows"]) is not None:
+        say(
+            f"members by {runs['runs']} shadow runs of each client: AUC {runs['auc']:.3f}, found at 1 % false alarms "
+            f"{_share(runs['tpr_at_0.01'])}, at 0.1 % {_share(runs['tpr_at_0.001'])} (of {runs['members']}, as sent)"
+        )
+        if (proved := runs["epsilon"]) is not None:
+            say(
+                f"epsilon of one round: {proved['claimed']:.4g} claimed, at least {proved['lower_bound']:.3g} by "
+                f"{proved['guesses']} guesses in shadow runs, of which {proved['right']} were right"
+            )
     if (epsilon := told["epsilon"]) is not None:
         one, every = epsilon["one_release"], epsilon["all_releases"]
         for what, line in (("one release", one), (f"all {every['releases']} releases", every)):

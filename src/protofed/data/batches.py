@@ -1,6 +1,7 @@
 """All clients' data as tensors on one device, in batches whose order depends only on seed, round and client."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -204,6 +205,17 @@ class Federation:
                 self.counts[client] = torch.bincount(new.y, minlength=self.classes).to(self.counts)
                 start += len(new.y)
             self._train[number] = joined([part, *mine.values()])
+
+    @contextmanager
+    def lent(self, client: int, samples: Samples) -> Iterator[None]:
+        """Let one client train on other samples for a while, of which there may be more or fewer."""
+        before = list(self._train), list(self._train_rows), self.counts.clone(), list(self._used_by)
+        self.replace_train({client: samples})
+        self._used_by[client] = self._used(len(samples.y))
+        try:
+            yield
+        finally:
+            self._train, self._train_rows, self.counts, self._used_by = before
 
     def replace_tests(self, on: str, samples: Mapping[int, Samples]) -> None:
         """Test some clients on other samples, the same number as before; `on` is "own" or "validation"."""

@@ -17,6 +17,7 @@ from protofed.leaks.encoders import LEAST, Encoder, Whose, World, chosen_clients
 from protofed.leaks.inversion import Likely, Likeness, invert, invert_likely, likeness
 from protofed.leaks.membership import Background, Guesses
 from protofed.leaks.pictures import Tile, draw_shown
+from protofed.leaks.shadows import Shadows
 from protofed.leaks.uploads import Clients, recomputed, sends_body
 from protofed.leaks.views import View, holdings
 from protofed.ops import random
@@ -39,6 +40,7 @@ class Options:
     steps: int = 300
     seed: int = 0
     model: Whose = "own"
+    shadows: int = 0  # runs of each client
 
 
 class Target(NamedTuple):
@@ -96,6 +98,7 @@ def attack_run(
             "holdings": holdings(view, clients),
             "reconstruction": attack.reconstructed(),
             "membership": attack.found_members(),
+            "shadows": _shadows(world, view, clients, options, attack.chosen, tell),
             "epsilon": audited(view, clients, options.seed),
             "notes": clients.notes,
         }
@@ -105,6 +108,16 @@ def attack_run(
         picture = saved.folder.file(PICTURE)
         draw_shown(attack.shown, picture)
     return Attacked(told, saved.folder.path, picture)
+
+
+def _shadows(
+    world: World, view: View, clients: Clients, options: Options, chosen: list[int], tell: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """What shadow runs of the chosen clients say of members; None without any."""
+    if not options.shadows:
+        return None
+    runs = Shadows(world, view, clients, options.shadows, options.classes, options.seed, options.model)
+    return runs.told(chosen, tell)
 
 
 class _Attack:

@@ -54,6 +54,20 @@ def _standard(score: Tensor, own: Tensor) -> Tensor:
     return (score - own.mean()) / own.std(correction=0).clamp(min=1e-12)
 
 
+def likelihood_ratios(known: Tensor, there: Tensor, goal: Tensor) -> Tensor:
+    """How much likelier scores (N,) are if each sample was there, by its scores (S, N) in runs in which it was `there`
+    (S, N) and in others: two Gaussians for each sample, of one variance for all. Where a sample was there in a few runs
+    only, or in all, the mean over all samples counts as one more."""
+
+    def centre(inside: Tensor) -> Tensor:
+        usual = known[inside].mean() if bool(inside.any()) else known.mean()
+        return ((known * inside).sum(0) + usual) / (inside.sum(0) + 1)
+
+    member, other = centre(there), centre(~there)
+    spread = ((known - torch.where(there, member, other)) ** 2).mean().clamp(min=1e-12)
+    return ((goal - other) ** 2 - (goal - member) ** 2) / (2 * spread)
+
+
 class Guesses:
     """Scores of members and others, collected over prototypes."""
 

@@ -92,6 +92,37 @@ def epsilon_bound(there: Tensor, absent: Tensor, delta: float, confidence: float
     return LowerBound(epsilon, int(hits) / many[0], int(alarms) / many[1])
 
 
+def one_run_bound(right: int, guesses: int, coins: int, delta: float, confidence: float = 0.95) -> float:
+    """The epsilon that a mechanism has at least if so many of the guesses were right which of its samples were there,
+    each by the flip of a coin of its own (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2)."""
+    low, high = 0.0, 50.0
+    if _as_many_right(low, right, guesses, coins, delta) > 1 - confidence:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        beyond = _as_many_right(middle, right, guesses, coins, delta) > 1 - confidence
+        low, high = (low, middle) if beyond else (middle, high)
+    return low
+
+
+def _as_many_right(epsilon: float, right: int, guesses: int, coins: int, delta: float) -> float:
+    """How likely it is at most that so many guesses or more are right."""
+    import numpy as np
+    from scipy.special import bdtrc
+
+    if right <= 0:
+        return 1.0
+    chance = 1 / (1 + math.exp(-epsilon))
+
+    def tail(least: "np.ndarray") -> "np.ndarray":
+        return np.where(least <= 0, 1.0, bdtrc(np.maximum(least, 1) - 1.0, guesses, chance))
+
+    beta = float(tail(np.array([right]))[0])
+    fewer = np.arange(1, min(coins, right) + 1)
+    alpha = float((2 * (tail(right - fewer) - beta) / fewer).max())
+    return min(1.0, beta + alpha * coins * delta)
+
+
 def _best_threshold(there: Tensor, absent: Tensor, delta: float, confidence: float) -> float:
     """Among fifty that lie evenly between all scores."""
     scores = torch.cat([there, absent]).sort().values

@@ -11,7 +11,7 @@ from torch.func import vmap
 from protofed.data.batches import Samples
 from protofed.engines.reference import ReferenceEngine
 from protofed.leaks.uploads import Clients, SentPrototypes, means_in, prototypes_of, sum_of, upload_again
-from protofed.method import Batch, LocalData, Tree
+from protofed.method import Batch, Client, LocalData, Tree
 from protofed.ops import random
 from protofed.ops.trees import deal, stack
 from protofed.privacy.accounting import NO_STEPS
@@ -42,6 +42,15 @@ class View:
         self._seen: dict[int, SentPrototypes] = {}
         self._own: dict[int, Tensor] = {}
         self._others: dict[int, Any] = {}
+
+    def with_other(self, number: int, model: Client, up: Tree, seed: int) -> "View":
+        """The view of a round in which this client had trained another model and sent another upload."""
+        uploads, models = self.clients.uploads | {number: up}, self.clients.models | {number: model}
+        made = View(self.saved, self.engine, self.clients._replace(uploads=uploads, models=models), seed)
+        if self.layout is not None and not self.singly:
+            others = [other for other in self.clients.numbers if other != number]
+            made._own = {other: self._own_vector(self.layout, other) for other in others}
+        return made
 
     @property
     def singly(self) -> bool:

@@ -144,6 +144,9 @@ def leaks(path: Path) -> dict[str, Any]:
         for attack in ("distance", "likelihood"):
             _numbers(line[attack][key] for key in ("tpr_at_0.01", "tpr_at_0.001"))
             _numbers([line[attack]["auc"]], missing=False)
+    if (shadows := content.get("shadows")) is not None:
+        _numbers(shadows[key] for key in ("tpr_at_0.01", "tpr_at_0.001"))
+        _numbers([shadows["auc"]], missing=False)
     if content["epsilon"] is not None:
         for part in ("one_release", "all_releases"):
             _numbers(content["epsilon"][part][key] for key in ("claimed", "lower_bound"))

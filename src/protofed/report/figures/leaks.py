@@ -61,8 +61,10 @@ def _nearest(line: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _best(line: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = max((line["distance"], line["likelihood"]), key=lambda one: one["auc"])
+def _best(line: dict[str, Any], shadows: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The attack on members that tells most. Shadow runs are only about prototypes as they were sent."""
+    more = [] if shadows is None or line["size"] else [shadows]
+    found: dict[str, Any] = max((line["distance"], line["likelihood"], *more), key=lambda one: one["auc"])
     return found
 
 
@@ -77,7 +79,7 @@ def _table(attacked: Sequence[tuple[Group, Run]]) -> list[list[str]]:
         told = run.leaks
         images = {line["size"]: line for line in told["reconstruction"]}
         for line in told["membership"]:
-            image, best = images.get(line["size"]), _best(line)
+            image, best = images.get(line["size"]), _best(line, told.get("shadows"))
             size = str(line["size"]) if line["size"] else f"as sent ({line['samples']:g})"
             rows.append([
                 group.label, size, *_epsilon(told["epsilon"]), told["view"], told["holdings"]["classes"],
