@@ -180,7 +180,8 @@ class Shadows:
         layout = self.view.layout
         if layout is None or self.view.privacy.unit != "sample":
             return z
-        return z * (layout.bounds[0] / z.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+        shorter: Tensor = (layout.bounds[0] / z.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+        return z * shorter
 
     def _epsilon(self, guesses: Tensor, coins: Tensor) -> dict[str, Any] | None:
         """The epsilon that these guesses prove of one round, where samples are what it hides."""
