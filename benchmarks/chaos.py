@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "tools"))
 
 import torch
-from chaos import BACK_SECONDS, Federation, compared, plan
+from chaos import BACK_SECONDS, SECURE, Federation, compared, plan
 from namespaces import why_not
 
 NAMES = ["north", "south", "west"]
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
     parser.add_argument("--keep", type=Path, help="a folder for the logs of federations that did not do well")
+    parser.add_argument("--secure", action="store_true", help="uploads are summed under masks")
     parser.add_argument("--table", type=Path, nargs="+")
     given = parser.parse_args()
     if given.table:
@@ -48,14 +49,24 @@ def main() -> None:
         seed = 1000 * given.seed + number
         with tempfile.TemporaryDirectory() as home:
             count = min(given.each, given.faults - done)
-            done += one(Path(home), seed, count, given.rounds, given.longest, given.out, given.keep)
+            more = SECURE if given.secure else ()
+            done += one(Path(home), seed, count, given.rounds, given.longest, given.out, given.keep, more)
 
 
-def one(home: Path, seed: int, count: int, rounds: int, longest: float, out: Path, keep: Path | None) -> int:
+def one(
+    home: Path,
+    seed: int,
+    count: int,
+    rounds: int,
+    longest: float,
+    out: Path,
+    keep: Path | None,
+    more: tuple[str, ...] = (),
+) -> int:
     """One federation from its first client to its end; how many faults it saw."""
     minimum = len(NAMES) if seed % 2 else len(NAMES) - 1
     begun, seen, well = time.monotonic(), 0, True
-    federation = Federation(home / "machines", NAMES, rounds, minimum)
+    federation = Federation(home / "machines", NAMES, rounds, minimum, *more)
     end: dict[str, Any] = {"end": seed, "minimum": minimum}
     try:
         faults = plan(seed, count, NAMES, longest)

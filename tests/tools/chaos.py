@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import protofed as package
 from protofed.config.experiment import Experiment
+from protofed.engines import nobody
 from protofed.remote.client.state import StateFolder
 from protofed.remote.server.audit import read_log as read_log
 from protofed.runs.folder import RunFolder
@@ -37,6 +38,7 @@ BACK_SECONDS = 60.0  # in which every client has to be back
 STUCK_SECONDS = 300.0  # after which a federation is stuck for good
 PATIENCE = 240.0
 CLOSE = 1e-4  # sums of different machines differ in their last digits
+SECURE = ("privacy.secure_sum=true", "privacy.threshold=2")  # of three clients, two are enough for a sum
 
 
 class Fault(NamedTuple):
@@ -216,11 +218,13 @@ def _last_line(path: Path) -> str:
 
 
 def merged(server: Path, names: list[str]) -> dict[int, list[int]]:
-    """Whose uploads each round was made of."""
-    found = {}
+    """Whose uploads each round was made of: of nobody's, if its secure sum could not be opened."""
+    found: dict[int, list[int]] = {}
     for _, _, entry in read_log(server / "audit.jsonl"):
         if entry is not None and entry["event"] == "merged":
             found[entry["round"]] = sorted(names.index(name) for name in entry["clients"])
+        elif entry is not None and entry["event"] == "left out":
+            found[entry["round"]] = []
     return found
 
 
@@ -248,6 +252,8 @@ def simulated(federation: Federation, rounds: int, out: Path) -> Path:
     def train(method: Any, server: Any, cohort: Any, round: int) -> Any:
         late = sorted(all_trained.get(round + 1, set()) - set(mine[round + 1]))
         aside = whole(method, server, late, round).clients if late else {}
+        if not mine[round + 1]:
+            return nobody(())._replace(clients=aside, answered=())
         got = whole(method, server, mine[round + 1], round)
         return got._replace(clients={**got.clients, **aside}, answered=tuple(mine[round + 1]))
 
