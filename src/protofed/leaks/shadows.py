@@ -29,7 +29,7 @@ GUESSED = 0.1  # share of all coins that is guessed to have shown heads, and as 
 CONFIDENCE = 0.95
 
 
-class Question(NamedTuple):
+class Candidates(NamedTuple):
     """One client's samples in question, and what the attacker knows besides."""
 
     number: int
@@ -81,7 +81,7 @@ class Shadows:
             "epsilon": self._epsilon(torch.cat(guesses), torch.cat(coins)),
         }
 
-    def _question(self, number: int) -> Question | None:
+    def _question(self, number: int) -> Candidates | None:
         """As many members as others of each of the client's largest classes; the rest is the attacker's own."""
         train, test = self.world.data.train(number), self.world.test_of(self.world.data, number)
         counts = self.world.data.counts[number].long().tolist()
@@ -104,9 +104,9 @@ class Shadows:
         x, y = torch.cat([part.x for part, _ in parts]), torch.cat([part.y for part, _ in parts])
         member = torch.cat([torch.full((len(part.y),), inside) for part, inside in parts])
         rows = torch.cat(own)
-        return Question(number, labels, x, y, member, Samples(test.x[rows], test.y[rows]))
+        return Candidates(number, labels, x, y, member, Samples(test.x[rows], test.y[rows]))
 
-    def _played(self, question: Question) -> tuple[Tensor, Tensor]:
+    def _played(self, question: Candidates) -> tuple[Tensor, Tensor]:
         """The scores (S, N) of the samples in question in every shadow, and in which of them each was (S, N)."""
         known, flips = [], []
         for place in range(self.many):
@@ -125,7 +125,7 @@ class Shadows:
             flips.append(heads.cpu())
         return torch.stack(known), torch.stack(flips)
 
-    def _samples(self, question: Question, heads: Tensor, key: Tensor) -> Samples:
+    def _samples(self, question: Candidates, heads: Tensor, key: Tensor) -> Samples:
         """What one shadow trains on: of classes that nothing is asked about as many of the attacker's own samples as
         the client has, some more than once."""
         counts = self.world.data.counts[question.number].long().tolist()
@@ -160,7 +160,7 @@ class Shadows:
         return tree_map(torch.Tensor.detach, update.client), update.up
 
     @torch.no_grad()
-    def _scores(self, encoder: Encoder, view: View, question: Question, counts: Tensor) -> Tensor:
+    def _scores(self, encoder: Encoder, view: View, question: Candidates, counts: Tensor) -> Tensor:
         """How much each sample in question (N,) looks like a member, by the upload as the server sees it."""
         sent = view.prototypes(question.number)
         counted = view.singly and not view.privacy.noisy
