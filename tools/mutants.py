@@ -44,7 +44,7 @@ SPHERE = (
     "of_three_starts_the_best_is_taken",
     "orthogonal_prototypes_need_room",
 )
-SUMS = ("heads", "mixing", "statistics")
+SUMMED = (ONESHOT, PERSONAL)
 TESTS = {
     "methods/ccvr": (PRESETS, "methods/test_ccvr.py", ONE_SHAPE, *RULES),
     "methods/creff": (PRESETS, "methods/test_creff.py"),
@@ -73,12 +73,17 @@ TESTS = {
     "ops/distances": ("ops/test_distances.py",),
     "ops/derivatives": ("ops/test_derivatives.py", "methods/test_creff.py"),
     "ops/finch": ("methods/test_fpl.py", "methods/test_fedplvm.py"),
-    **{f"ops/{name}": (ONESHOT, PERSONAL, "methods/test_pfedfda.py", "methods/test_ccvr.py") for name in SUMS},
+    **{f"ops/{name}": (*SUMMED, "methods/test_pfedfda.py", "methods/test_ccvr.py") for name in ("heads", "mixing")},
+    "ops/statistics": ("ops/test_statistics.py", *SUMMED),
     "ops/server_training": (SERVER,),
     "ops/simplex": ("methods/test_fedpac.py",),
     "ops/losses": (ROUNDS,),
     "ops/matching": ("methods/test_creff.py",),
-    "ops/optim": ("test_local.py", "engines/test_engines_agree.py::test_engines_agree[fedavg-paper]"),
+    "ops/optim": (
+        "ops/test_optim.py",
+        "test_local.py",
+        "engines/test_engines_agree.py::test_engines_agree[fedavg-paper]",
+    ),
     "ops/pool": ("ops/test_clustering.py", ROUNDS),
     "ops/prototypes": (
         "ops/test_prototypes.py",
