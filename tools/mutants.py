@@ -37,6 +37,7 @@ SLOPES = tuple(
 )
 METHOD = (PRESETS, ROUNDS, "methods/test_methods.py", *RULES)
 ONE_SHAPE = "methods/test_methods.py::test_what_is_averaged_must_have_one_shape"
+OWN_HEADS = "methods/test_methods.py::test_heads_that_stay_at_home_may_differ"
 SERVER = "methods/test_server_trained.py"
 ONESHOT, PERSONAL = "methods/test_oneshot.py", "methods/test_personal_heads.py"
 SPHERE = (
@@ -58,8 +59,8 @@ TESTS = {
     "methods/generated": (PRESETS, SERVER),
     "methods/i2pfl": (PRESETS, "methods/test_i2pfl.py", ONE_SHAPE),
     "methods/moon": (PRESETS, "methods/test_moon.py", ONE_SHAPE, *SLOPES),
-    "methods/gpfl": (PRESETS, "methods/test_gpfl.py", ONE_SHAPE),
-    "methods/pfedfda": (PRESETS, "methods/test_pfedfda.py", ONE_SHAPE),
+    "methods/gpfl": (PRESETS, "methods/test_gpfl.py", ONE_SHAPE, OWN_HEADS, *RULES),
+    "methods/pfedfda": (PRESETS, "methods/test_pfedfda.py", ONE_SHAPE, OWN_HEADS, *RULES),
     "methods/fednh": (PRESETS, "methods/test_scored_by.py", *METHOD[1:]),
     "methods/fedproto": (PRESETS, "methods/test_scored_by.py", ROUNDS, "methods/test_fedproto.py"),
     "methods/lda": (PRESETS, ONESHOT, PERSONAL, *RULES),

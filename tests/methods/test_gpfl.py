@@ -120,6 +120,7 @@ def test_what_opens_the_valve() -> None:
     got = GPFL().receive(MODEL, client, data, down).memory  # type: ignore[arg-type]
     close(got["common"], down["params"][TABLE].mean(0))
     close(got["own"], down["params"][TABLE][3], "all its samples are of class 3")
+    assert got.keys() == client.memory.keys(), "so that clients that were never drawn can be stacked with others"
     first = GPFL(conditions="trained").receive(MODEL, client, data, down)  # type: ignore[arg-type]
     assert not bool(first.memory["common"].any() | first.memory["own"].any())
     trained = client._replace(memory=client.memory | {"trained": torch.ones((), dtype=torch.float64)})
