@@ -109,6 +109,9 @@ def test_heads_stay_at_home_and_the_rest_is_averaged() -> None:
     assert {TABLE, "valve.scale.weight", "valve.shift.norm.bias"} < server["params"].keys()
     (phase,) = method.phases()
     client = newcomer(method)
+    for part in ("scale", "shift"):
+        assert bool((method.init_client(spec()).params[f"valve.{part}.norm.weight"] == 1).all())
+        assert not bool(method.init_client(spec()).params[f"valve.{part}.norm.bias"].any())
     assert phase.pull is not None
     pulled = {n for n, slope in phase.pull(client, server).items() if bool(slope.any())}
     assert pulled == {n for n in client.params if n.startswith(ADDED) and bool(client.params[n].any())}
