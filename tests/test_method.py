@@ -99,6 +99,13 @@ def test_absent_classes_are_zero_and_otherwise_keeps_the_old() -> None:
     assert mean.otherwise(tensor([[1, 1], [-5, 6], [1, 1]])).tolist() == [[4, 3], [-5, 6], [4, 4.5]]
 
 
+def test_a_weight_may_be_below_one() -> None:
+    """Clients may count by shares; only a weight of 0 says that nothing was added."""
+    mean = Mean.of(tensor([[2, 4], [1, 3]]), tensor([0.25, 1e-6]))
+    assert mean.value.tolist() == [[2, 4], [pytest.approx(1), pytest.approx(3)]]
+    assert mean.otherwise(tensor([[7, 7], [7, 7]])).tolist() == mean.value.tolist()
+
+
 def test_otherwise_of_a_tree_with_one_weight() -> None:
     old = {"w": tensor([[1, 2], [3, 4]]), "b": [tensor(5)]}
     nothing = Mean.of({"w": torch.ones(2, 2).double(), "b": [tensor(1)]}, tensor(0))

@@ -86,6 +86,17 @@ def test_counters_add_over_chunks(a, b, c, own: list[bool]) -> None:
             assert torch.equal(summed[kind].samples, whole[kind].samples)
 
 
+def test_padding_does_not_count() -> None:
+    """A batch ends with two samples of padding, which would be one right and one wrong answer of class 0."""
+    scores = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0]])
+    y, mask = torch.tensor([0, 1, 1, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0])
+    for confusion in ("head", "head_own"):
+        for kind, correct in tally({"head": scores}, y, torch.ones(3, dtype=torch.bool), mask, confusion).items():
+            assert correct.right.tolist() == [1, 1, 0]
+            assert correct.samples.tolist() == [1, 2, 0]
+            assert kind != confusion or correct.said.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
+
+
 def test_own_against_all_candidates() -> None:
     """A client that holds classes 0 and 1; class 2 is nearest for two of its samples."""
     scores = torch.tensor([[1.0, 0, 9, 0], [0, 5, 9, 0], [7, 1, 2, 0], [3, 4, 1, 0]])

@@ -37,6 +37,7 @@ SLOPES = tuple(
 )
 METHOD = (PRESETS, ROUNDS, "methods/test_methods.py", *RULES)
 ONE_SHAPE = "methods/test_methods.py::test_what_is_averaged_must_have_one_shape"
+OWN_HEADS = "methods/test_methods.py::test_heads_that_stay_at_home_may_differ"
 SERVER = "methods/test_server_trained.py"
 ONESHOT, PERSONAL = "methods/test_oneshot.py", "methods/test_personal_heads.py"
 SPHERE = (
@@ -44,7 +45,7 @@ SPHERE = (
     "of_three_starts_the_best_is_taken",
     "orthogonal_prototypes_need_room",
 )
-SUMS = ("heads", "mixing", "statistics")
+SUMMED = (ONESHOT, PERSONAL)
 TESTS = {
     "methods/ccvr": (PRESETS, "methods/test_ccvr.py", ONE_SHAPE, *RULES),
     "methods/creff": (PRESETS, "methods/test_creff.py"),
@@ -58,8 +59,8 @@ TESTS = {
     "methods/generated": (PRESETS, SERVER),
     "methods/i2pfl": (PRESETS, "methods/test_i2pfl.py", ONE_SHAPE),
     "methods/moon": (PRESETS, "methods/test_moon.py", ONE_SHAPE, *SLOPES),
-    "methods/gpfl": (PRESETS, "methods/test_gpfl.py", ONE_SHAPE),
-    "methods/pfedfda": (PRESETS, "methods/test_pfedfda.py", ONE_SHAPE),
+    "methods/gpfl": (PRESETS, "methods/test_gpfl.py", ONE_SHAPE, OWN_HEADS, *RULES),
+    "methods/pfedfda": (PRESETS, "methods/test_pfedfda.py", ONE_SHAPE, OWN_HEADS, *RULES),
     "methods/fednh": (PRESETS, "methods/test_scored_by.py", *METHOD[1:]),
     "methods/fedproto": (PRESETS, "methods/test_scored_by.py", ROUNDS, "methods/test_fedproto.py"),
     "methods/lda": (PRESETS, ONESHOT, PERSONAL, *RULES),
@@ -73,12 +74,17 @@ TESTS = {
     "ops/distances": ("ops/test_distances.py",),
     "ops/derivatives": ("ops/test_derivatives.py", "methods/test_creff.py"),
     "ops/finch": ("methods/test_fpl.py", "methods/test_fedplvm.py"),
-    **{f"ops/{name}": (ONESHOT, PERSONAL, "methods/test_pfedfda.py", "methods/test_ccvr.py") for name in SUMS},
+    **{f"ops/{name}": (*SUMMED, "methods/test_pfedfda.py", "methods/test_ccvr.py") for name in ("heads", "mixing")},
+    "ops/statistics": ("ops/test_statistics.py", *SUMMED),
     "ops/server_training": (SERVER,),
     "ops/simplex": ("methods/test_fedpac.py",),
     "ops/losses": (ROUNDS,),
     "ops/matching": ("methods/test_creff.py",),
-    "ops/optim": ("test_local.py", "engines/test_engines_agree.py::test_engines_agree[fedavg-paper]"),
+    "ops/optim": (
+        "ops/test_optim.py",
+        "test_local.py",
+        "engines/test_engines_agree.py::test_engines_agree[fedavg-paper]",
+    ),
     "ops/pool": ("ops/test_clustering.py", ROUNDS),
     "ops/prototypes": (
         "ops/test_prototypes.py",

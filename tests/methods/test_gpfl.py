@@ -109,6 +109,9 @@ def test_heads_stay_at_home_and_the_rest_is_averaged() -> None:
     assert {TABLE, "valve.scale.weight", "valve.shift.norm.bias"} < server["params"].keys()
     (phase,) = method.phases()
     client = newcomer(method)
+    for part in ("scale", "shift"):
+        assert bool((method.init_client(spec()).params[f"valve.{part}.norm.weight"] == 1).all())
+        assert not bool(method.init_client(spec()).params[f"valve.{part}.norm.bias"].any())
     assert phase.pull is not None
     pulled = {n for n, slope in phase.pull(client, server).items() if bool(slope.any())}
     assert pulled == {n for n in client.params if n.startswith(ADDED) and bool(client.params[n].any())}
@@ -120,6 +123,7 @@ def test_what_opens_the_valve() -> None:
     got = GPFL().receive(MODEL, client, data, down).memory  # type: ignore[arg-type]
     close(got["common"], down["params"][TABLE].mean(0))
     close(got["own"], down["params"][TABLE][3], "all its samples are of class 3")
+    assert got.keys() == client.memory.keys(), "so that clients that were never drawn can be stacked with others"
     first = GPFL(conditions="trained").receive(MODEL, client, data, down)  # type: ignore[arg-type]
     assert not bool(first.memory["common"].any() | first.memory["own"].any())
     trained = client._replace(memory=client.memory | {"trained": torch.ones((), dtype=torch.float64)})

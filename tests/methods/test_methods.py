@@ -28,8 +28,10 @@ from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
 from protofed.methods.fedrod import FedROD
 from protofed.methods.fesem import FeSEM
+from protofed.methods.gpfl import GPFL
 from protofed.methods.local import Local
 from protofed.methods.mpfedcl import MPFedCL
+from protofed.methods.pfedfda import PFedFDA
 from protofed.models.mlp import Net, chain
 from protofed.ops import sphere
 from protofed.ops.optim import Optimizer
@@ -365,7 +367,7 @@ def test_what_is_private_is_not_sent() -> None:
         assert any(name.startswith(private) for name in trained.clients[0].params)
 
 
-@pytest.mark.parametrize("method", [FedPer(), FedRep(), FedNH()])
+@pytest.mark.parametrize("method", [FedPer(), FedRep(), FedNH(), GPFL(), PFedFDA()])
 def test_heads_that_stay_at_home_may_differ(method: Method) -> None:
     def spec(name: str, body: int, classes: int) -> Spec:
         return Spec(name, 3, 4, {"body.w": torch.zeros(body), "head.w": torch.zeros(classes, 4)}, {}, 0)

@@ -122,7 +122,7 @@ def usual_shrinkage(covariance: Tensor, freedom: Tensor) -> Tensor:
     mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1) ** 2
     square = (covariance**2).mean((-2, -1))
     apart = (freedom + 1) * (square - mean / dim)
-    return torch.where(apart > 0, ((square + mean) / apart.clamp(min=1e-300)).clamp(max=1), torch.ones_like(apart))
+    return torch.where(apart > 0, ((square + mean) / apart).clamp(max=1), torch.ones_like(apart))
 
 
 def enough_shrinkage(covariance: Tensor, freedom: Tensor, asked: float) -> Tensor:
@@ -137,7 +137,7 @@ def solved(square: Tensor, right: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(square)
     if int(failed) == 0 and _well_conditioned(factor):
         return torch.cholesky_solve(right, factor)
-    inverse: Tensor = torch.linalg.pinv(square, hermitian=True, rtol=square.shape[-1] * torch.finfo(square.dtype).eps)
+    inverse: Tensor = torch.linalg.pinv(square, hermitian=True)
     return inverse @ right
 
 
