@@ -280,6 +280,7 @@ def test_what_is_odd_but_allowed_is_said() -> None:
         (Net(out=7), {}, "client 0: Net: its layer 'out' gives 7 numbers for each sample, but there are 3 classes"),
         (Net(), {"method": "fedprot"}, "Did you mean 'fedproto'"),
         (Net(), {"lamm": 2}, "unknown key method.lamm = 2. Did you mean 'lam'"),
+        (Net(), {"rnds": 2}, "federate has no argument 'rnds'. Did you mean 'rounds'"),
         (Net(), {"settings": {"rounds": 3}}, "settings has 'rounds', which is an argument of federate"),
         (Net(), {"batch_size": 0}, r"batch_size = 0 should be greater than or equal to 1\.$"),  # not the file's default
         (Net(), {"seed": -1}, "seed = -1 should be a whole number of at least 0"),

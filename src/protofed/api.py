@@ -1,5 +1,6 @@
 """What Python calls: `federate(models, clients)` with your own models and data, `run`, `join` and `load`."""
 
+import difflib
 import hashlib
 import inspect
 import shutil
@@ -227,6 +228,9 @@ def _refuse_slips(method: Any, options: Mapping[str, Any]) -> None:
             raise UserError(f"{what} Give it in settings, as in settings={{{key!r}: {value!r}}}.")
         if key in schema.fields(Optimizer):
             raise UserError(f"{what} Give it in optimizer, as in optimizer={{'name': 'sgd', {key!r}: {value!r}}}.")
+        near = difflib.get_close_matches(key, [*fields, *known], 1, 0.75)
+        if near and near[0] in known:
+            raise UserError(f"{what} Did you mean {near[0]!r}?")
 
 
 def _steps(experiment: Experiment, prepared: Prepared) -> list[str]:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import needs
 
 from protofed import Experiment, UserError, run
 from protofed.data.sources import load
 from protofed.data.split import Split
 
-pytest.importorskip("flwr_datasets", reason="needs pip install 'protofed[hub]'")
+needs("flwr_datasets", "pip install 'protofed[hub]'")
 
 DIRICHLET = ("partition=flwr:DirichletPartitioner", "partition.alpha=0.5", "clients=6")
 

@@ -1,6 +1,7 @@
 """Simulations on Ray: real workers, on a cluster that is joined and on one that is started for the run."""
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from command import protofed
+from needs import needs
 from torch.utils._pytree import tree_leaves
 
 from protofed.config.experiment import Experiment
@@ -32,7 +34,7 @@ from protofed.runs.watch import Watch
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("all_cores")]
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'protofed[ray]'")
+needs("ray", "pip install 'protofed[ray]'")
 
 SMALL = ("rounds=2", "clients=6", "model=mlp_digits", "local_epochs=1", "record.enabled=false", "engine.compile=never")
 TWO = ("engine=ray", "engine.workers=2", "engine.threads=1")
@@ -76,7 +78,7 @@ def joined() -> Iterator[Joined]:
             yield Joined(f"127.0.0.1:{port}", head.pid)
         assert head.poll() is None  # whoever joined it did not end it
     finally:
-        ray.shutdown()  # of a run that failed
+        importlib.import_module("ray").shutdown()  # of a run that failed
         for one in (head.pid, *family(head.pid)):  # asked to end, Ray takes its time
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
@@ -228,7 +230,7 @@ def test_a_lost_worker_an_interrupt_and_one_machine_give_the_same(joined: Joined
     one, spread = numbers(Path("one")), numbers(Path("lost"))
     same(Path("one"), Path("lost"))
     assert len(one) == len(spread) == 30
-    assert not ray.is_initialized()
+    assert not importlib.import_module("ray").is_initialized()
     deadline = time.monotonic() + 10
     while workers(joined.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -279,7 +281,7 @@ def test_what_a_cluster_cannot_do_is_said_in_a_line(joined: Joined, monkeypatch:
     monkeypatch.setattr(cluster, "VERSION", "0.0.0")
     with pytest.raises(UserError, match=r"of the Ray cluster has protofed .*, but this machine has 0\.0\.0\. Install"):
         run(plan(*TWO), "other")
-    assert not ray.is_initialized()
+    assert not importlib.import_module("ray").is_initialized()
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:

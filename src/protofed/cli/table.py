@@ -41,14 +41,15 @@ def table(
     columns: Annotated[
         str | None,
         typer.Option(
-            help="With commas: accuracy, worst10, std, global, global-own, pm_v, pm_l, attack, held-out, "
-            "held-out-proto, held-out-alone, each judged by the rule of the method, with a column for each rule where "
-            "methods differ; head, head-own, proto-all, proto-own: the accuracy by classifier or nearest prototype, "
-            "among all classes or a client's own (proto: as the method); global (GM): the global model on the whole "
-            "test set; pm_v and pm_l (PM(V), PM(L)): the clients' own models there, over the classes that each holds, "
-            "or by its shares of them; params, bytes_up, bytes_down, seconds, or any key of summary.json: after the "
-            "last round. Behind it @last10: the mean of the last ten rounds; "
-            "@validation: of the round that is best on validation; @50: the mean of rounds 41 to 50."
+            help="Columns, joined by commas. By the rule of each method (one column per rule if methods differ): "
+            "accuracy, worst10, std, global, global-own, pm_v, pm_l, attack, held-out, held-out-proto, held-out-alone. "
+            "Accuracy by another rule: head and proto-all (classifier or nearest prototype, among all classes), "
+            "head-own and proto-own (among a client's own classes), proto (as the method). "
+            "global is the global model on the whole test set (GM); pm_v and pm_l are the clients' own models on it, "
+            "over the classes that each holds or weighted by its shares of them (PM(V), PM(L)). Also params, bytes_up, "
+            "bytes_down, seconds, and any key of summary.json. Numbers are those after the last round; add @last10 for "
+            "the mean of the last ten rounds, @50 for that of rounds 41 to 50, and @validation for the round that is "
+            "best on validation samples."
         ),
     ] = None,
     baseline: Annotated[
