@@ -240,8 +240,15 @@ def test_another_experiment_version_or_clock(federation: Path, door: Door, tmp_p
     for seconds, how in ((60, "behind"), (-60, "ahead")):  # of the server, as the client sees it
         date = email.utils.formatdate(time.time() + 10 * seconds, usegmt=True)
         with pytest.raises(diagnose.CannotJoin, match=how):
-            diagnose._compare_clocks(date)
-    diagnose._compare_clocks(email.utils.formatdate(time.time() + 100, usegmt=True))  # Flower allows that
+            diagnose._compare_clocks(date, time.time(), time.time())
+    now = time.time()
+    diagnose._compare_clocks(email.utils.formatdate(now + 100, usegmt=True), now, now)  # Flower allows that
+    for wrote in (0, 30, 60):  # a busy server takes a minute to answer: its clock is right, whenever it wrote its date
+        diagnose._compare_clocks(email.utils.formatdate(now + wrote, usegmt=True), now, now + 60)
+    with pytest.raises(diagnose.CannotJoin, match="ahead"):
+        diagnose._compare_clocks(email.utils.formatdate(now - 10, usegmt=True), now, now + 60)
+    with pytest.raises(diagnose.CannotJoin, match="behind"):
+        diagnose._compare_clocks(email.utils.formatdate(now + 400, usegmt=True), now, now + 60)
 
 
 def test_a_port_that_is_taken_and_a_second_server(federation: Path) -> None:
