@@ -95,8 +95,7 @@ ONLY_IN = {
     "torchvision": {"data/readers/hub.py"}, "ray": {"engines/ray/cluster.py"},
     "flwr": {"remote/flower/claim.py", "remote/flower/control.py", "remote/flower/fleet.py", "remote/flower/mail.py",
              "remote/flower/parcel.py", "remote/flower/signed.py", "remote/flower/transport.py",
-             "remote/flower/app/protofed_app/client_app.py",
-             "remote/flower/app/protofed_app/server_app.py"},
+             "remote/flower/app/protofed_app/client_app.py", "remote/flower/app/protofed_app/server_app.py"},
     "cryptography": {
         "remote/flower/certificates.py", "remote/flower/control.py", "remote/flower/fleet.py",
         "remote/flower/signed.py", "privacy/keys.py",

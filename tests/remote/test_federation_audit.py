@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,23 @@ def test_a_line_that_a_crash_cut_off_stays_and_is_noted(log: Path) -> None:
     log.write_bytes(content[:-1])  # nothing but a line break is missing
     Audit(log).close()
     assert log.read_bytes() == content
+
+
+def test_a_line_that_a_full_disk_cut_off_is_noted_when_there_is_room_again(log: Path) -> None:
+    """The kernel writes as much as there is room for, and raises nothing."""
+    audit, before = Audit(log), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 40, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            audit.add("too much")
+        with pytest.raises(OSError, match="File too large"):
+            audit.add("again")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    audit.add("there is room")
+    audit.close()
+    head, remarks = verify_log(log)
+    assert (head.number, remarks) == (22, ["line 21 was cut off by a crash, as entry 21 says"])
 
 
 def test_tables_nested_without_end_are_damage_and_no_traceback(log: Path, tmp_path: Path) -> None:

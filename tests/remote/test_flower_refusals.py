@@ -27,6 +27,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from protofed.errors import UserError
 from protofed.remote.flower import certificates, diagnose, installed, setup
+from protofed.remote.flower.client import Node
 from protofed.remote.flower.control import key_bytes
 from protofed.remote.flower.door import Door
 from protofed.remote.flower.processes import locked
@@ -239,8 +240,15 @@ def test_another_experiment_version_or_clock(federation: Path, door: Door, tmp_p
     for seconds, how in ((60, "behind"), (-60, "ahead")):  # of the server, as the client sees it
         date = email.utils.formatdate(time.time() + 10 * seconds, usegmt=True)
         with pytest.raises(diagnose.CannotJoin, match=how):
-            diagnose._compare_clocks(date)
-    diagnose._compare_clocks(email.utils.formatdate(time.time() + 100, usegmt=True))  # Flower allows that
+            diagnose._compare_clocks(date, time.time(), time.time())
+    now = time.time()
+    diagnose._compare_clocks(email.utils.formatdate(now + 100, usegmt=True), now, now)  # Flower allows that
+    for wrote in (0, 30, 60):  # a busy server takes a minute to answer: its clock is right, whenever it wrote its date
+        diagnose._compare_clocks(email.utils.formatdate(now + wrote, usegmt=True), now, now + 60)
+    with pytest.raises(diagnose.CannotJoin, match="ahead"):
+        diagnose._compare_clocks(email.utils.formatdate(now - 10, usegmt=True), now, now + 60)
+    with pytest.raises(diagnose.CannotJoin, match="behind"):
+        diagnose._compare_clocks(email.utils.formatdate(now + 400, usegmt=True), now, now + 60)
 
 
 def test_a_port_that_is_taken_and_a_second_server(federation: Path) -> None:
@@ -274,6 +282,23 @@ def test_a_bundle_that_others_can_read_or_without_its_key(federation: Path, tmp_
     assert "chmod 600" in join(copy)
     (copy / "key").unlink()
     assert "is missing" in join(copy)
+
+
+@pytest.mark.parametrize("place", ["state", "state/flower", "state/0123456789abcdef"])
+def test_a_bundle_with_links_writes_nowhere_else(federation: Path, tmp_path: Path, place: str) -> None:
+    given, elsewhere = bundle(federation, tmp_path), tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    (given / place).parent.mkdir(exist_ok=True)
+    (given / place).symlink_to(elsewhere)
+    assert f"{place} is a link" in join(given)
+    assert not list(elsewhere.iterdir())
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("content, node", [(b"18446744073709551615", 2**64 - 1), (b"", 0), (b"\xff1", 0), (b"1x", 0)])
+def test_a_damaged_note_of_the_node_that_a_client_was_is_left_out(tmp_path: Path, content: bytes, node: int) -> None:
+    (tmp_path / "node").write_bytes(content)
+    assert Node(mock.Mock(), tmp_path, mock.Mock(), print).node == node
 
 
 def test_a_dry_run_says_what_would_leave_and_joins_nothing(federation: Path) -> None:

@@ -55,7 +55,7 @@ class Node:
         self.fleet, self.beats_by = make(), make()
         self.worker, self.tell = worker, tell
         self.remembered = home / "node"
-        self.node = int(self.remembered.read_text()) if self.remembered.exists() else 0  # Flower's number for us
+        self.node = _number_in(self.remembered)  # Flower's number for us
         self.again = True  # join before anything else
         self.joined = self.away = self.finished = False
         self._end, self._joining = threading.Event(), threading.Lock()
@@ -183,6 +183,8 @@ def run_client(
         raise UserError(
             f"{bundle}/client.toml: server = {settings.server!r} is not host:port. Ask the server's operator."
         )
+    if state is None:
+        _check_links(bundle / "state")
     state = (state or bundle / "state").resolve()
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     if insecure:
@@ -229,6 +231,21 @@ def _own_key(path: Path) -> Path:
     if not path.exists():
         write_private(path, make_client_key().key)
     return path
+
+
+def _number_in(path: Path) -> int:
+    """The node that we were; 0 if that is not known: the server finds out by itself that it is gone."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _check_links(state: Path) -> None:
+    """A bundle is somebody else's: with links in it, this client would write and remove files elsewhere."""
+    for path in [state, *state.rglob("*")]:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link, and what a client keeps has none. Name its folder: --state FOLDER.")
 
 
 def _check_files(bundle: Path) -> None:

@@ -29,6 +29,7 @@ def look(address: str, authority: Path | None, experiment: str) -> None:
         with httpx.Client(
             verify=ssl.create_default_context(cafile=authority) if authority else False, timeout=10
         ) as client:  # fmt: skip
+            asked = time.time()
             answer = client.get(f"{'https' if authority else 'http'}://{address}{ABOUT}")
             about = json.loads(answer.content) if answer.status_code == 200 else None
     except httpx.InvalidURL as error:
@@ -41,7 +42,7 @@ def look(address: str, authority: Path | None, experiment: str) -> None:
         raise CannotJoin(
             f"what answers at {address} is not a protofed server. Check the address and port in client.toml."
         )
-    _compare_clocks(answer.headers.get("date"))
+    _compare_clocks(answer.headers.get("date"), asked, time.time())
     _compare_versions(about)
     if about.get("experiment") and experiment and about["experiment"] != experiment:
         raise CannotJoin(
@@ -102,10 +103,12 @@ def _certificate(error: ssl.SSLCertVerificationError, address: str) -> str:
     return f"the certificate of {address} is not valid ({error.verify_message}). Ask the server's operator."
 
 
-def _compare_clocks(date: str | None) -> None:
+def _compare_clocks(date: str | None, asked: float, heard: float) -> None:
+    """The server wrote its date after it was asked and before it was heard, however long that took."""
     if date is None:
         return
-    ahead = time.time() - email.utils.parsedate_to_datetime(date).timestamp() - 0.5  # the date has whole seconds
+    there = email.utils.parsedate_to_datetime(date).timestamp() + 0.5  # the date has whole seconds
+    ahead = max(0.0, asked - there) + min(0.0, heard - there)
     if ahead > AHEAD_SECONDS or ahead < -BEHIND_SECONDS:
         how = f"{ahead:.0f} s ahead of" if ahead > 0 else f"{-ahead:.0f} s behind"
         raise CannotJoin(

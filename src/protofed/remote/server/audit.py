@@ -5,6 +5,7 @@ has noted down a later head (the hash of the last line). It does not prove that 
 who may write the file can write a whole other one: compare its head with one that was noted down elsewhere.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -78,6 +79,9 @@ class Audit:
             if os.fstat(self._file).st_size != self._end:
                 self._look()
             work()
+        except OSError:  # such as a full disk: a part of a line may be there, which is noted with the next one
+            self._end = -1
+            raise
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -85,7 +89,8 @@ class Audit:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         entry = {"n": self._head.number + 1, "time": f"{at}Z", "event": event, **about, "before": self._head.hash}
         line = json.dumps(entry, ensure_ascii=True, allow_nan=False).encode()
-        os.write(self._file, line + b"\n")
+        if os.write(self._file, line + b"\n") <= len(line):  # the kernel writes as much as there is room for
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._head = Head(self._head.number + 1, _hash(line))
         self._end = os.fstat(self._file).st_size
 
