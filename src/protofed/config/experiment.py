@@ -56,7 +56,8 @@ CHANGED = (
 )  # sections of which only what is not at its default is written
 SCHEDULE = ("schedule", "warmup", "horizon", "floor", "every", "drop")
 LATER = {  # written only if they are not at their defaults
-    "data": ("more", "imbalance"), "evaluate": ("auc", "clients"), "optimizer": SCHEDULE,
+    "data": ("more", "imbalance", "train_samples", "test_samples"), "evaluate": ("auc", "clients"),
+    "optimizer": SCHEDULE,
 }  # fmt: skip
 FLOWER = "flwr:"  # begins the name of a partitioner of flwr-datasets
 LATER_OF_PARTITIONS: dict[str | None, tuple[str, ...]] = {"natural": ("per_class", "test_key")}

@@ -52,6 +52,11 @@ class Data:
     imbalance: Annotated[float, Ge(1), Le(1_000_000)] = 1.0
     """A long tail: every further class keeps fewer training samples, exponentially, so that the first has this many
     times as many as the last. Which ones stay is the same for every seed; test samples all stay."""
+    train_samples: Annotated[int, Ge(0)] = 0
+    """Keep only this many training samples of each source, in every class the same share, the same for every seed; 0:
+    all of them."""
+    test_samples: Annotated[int, Ge(0)] = 0
+    """The same of its test samples."""
     normalize: Literal["auto", "half", "none"] = "auto"
     """How pixels are scaled before they reach a model: auto by the training data, half to -1..1, none not at all."""
     augment: list[Literal["crop", "flip"]] = field(default_factory=list)
