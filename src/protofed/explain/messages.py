@@ -167,13 +167,23 @@ NOT_COVERED = (
 )
 
 
+def follows(privacy: Privacy) -> str:
+    """How the clip changes, in words; empty if it does not."""
+    if not privacy.adaptive:
+        return ""
+    return (
+        f" in the first round, and then to one that follows the length that {privacy.clip_quantile:.0%} of the "
+        "clients' values stay below, by a noised count that is paid for with the rest"
+    )
+
+
 def noise_promises(experiment: Experiment) -> list[str]:
     """What is promised of a run's releases, and against whom."""
     privacy = experiment.privacy
     whom = "any single client with all its samples" if privacy.unit == "client" else "any single sample"
     promise = (
         f"what is released in the whole run hides {whom}: epsilon {privacy.epsilon:g}, delta {privacy.delta:g}, "
-        f"each cut to a length of {privacy.clip:g}"
+        f"each cut to a length of {privacy.clip:g}{follows(privacy)}"
     )
     who = "each upload is noised before it leaves its client, so this holds against the server too"
     if privacy.where == "server":

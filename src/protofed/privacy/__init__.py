@@ -30,6 +30,11 @@ class Privacy:
     clip: Annotated[float, Gt(0), Le(1e9)] = 1.0
     """The longest that one client's whole upload (or one sample's part of it) may be, as one vector. For a model this
     is its change since it was downloaded."""
+    clip_quantile: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """unit = "client": the clip follows the length that this share of the clients' values stays below, by a noised
+    count (Andrew et al., NeurIPS 2021). `clip` is then the first round's. 0: the clip stays as it is."""
+    clip_rate: Annotated[float, Gt(0), Le(10)] = 0.2
+    """clip_quantile: how fast the clip follows: it is multiplied by exp(-clip_rate * (share below - clip_quantile))."""
     where: Literal["client", "sum", "server"] = "client"
     """Who adds the noise: each client to its own upload (nobody has to be trusted), each client its share of it under
     the secure sum, or the server, once, which everybody has to trust."""
@@ -56,8 +61,18 @@ class Privacy:
         """Whether local training is DP-SGD."""
         return self.unit == "sample" and self.sgd_rate > 0
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether the clip follows the clients' lengths."""
+        return self.clip_quantile > 0
+
     def refuse_federation(self) -> None:
         """Refuse noise that clients of a real federation cannot add."""
+        if self.adaptive:
+            raise UserError(
+                f"privacy.clip_quantile = {self.clip_quantile:g} works in simulations only, and in this real "
+                "federation the clip is in every client's bundle. Leave it out, and give privacy.clip."
+            )
         if self.unit == "sample":
             raise UserError(
                 "privacy.unit = 'sample' works in simulations only, and this is a real federation. "
@@ -78,6 +93,7 @@ class Privacy:
         self._check_place()
         self._check_steps()
         usual: dict[str, Any] = asdict(Privacy())
+        self._check_clip()
         for key in ("epsilon", "delta", "clip", "where", "noise", "dishonest"):
             if not self.noisy and getattr(self, key) != usual[key]:
                 raise UserError(
@@ -85,6 +101,19 @@ class Privacy:
                     "Use privacy.unit = 'client' or 'sample'."
                 )
         return self
+
+    def _check_clip(self) -> None:
+        """A clip that follows lengths follows those of clients."""
+        if self.adaptive and self.unit != "client":
+            raise UserError(
+                f"privacy.clip_quantile = {self.clip_quantile:g} follows the lengths of whole clients' uploads. Use "
+                "privacy.unit = 'client', or leave it out."
+            )
+        if not self.adaptive and self.clip_rate != Privacy.clip_rate:
+            raise UserError(
+                f"privacy.clip_rate = {self.clip_rate:g} has no effect while the clip stays as it is. Set "
+                "privacy.clip_quantile, such as 0.5, or leave it out."
+            )
 
     def _check_steps(self) -> None:
         """Steps with noise are for single samples, and each client's own."""

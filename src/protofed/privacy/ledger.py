@@ -30,9 +30,12 @@ class Released(NamedTuple):
     rate: float = 0.0  # how likely each sample is in a step
     step_noise: float = 0.0  # standard deviation over privacy.sgd_clip
     step_signal: float = 0.0  # signal-to-noise of these steps, on average
+    clip: float = 0.0  # where it follows the clients' lengths: with which clip
+    next_clip: float = 0.0  # and what the release makes of it
 
 
 OF_STEPS = ("steps", "rate", "step_noise", "step_signal")
+OF_CLIP = ("clip", "next_clip")
 
 
 class SpendingLedger:
@@ -69,7 +72,8 @@ class SpendingLedger:
     def add(self, line: Released) -> None:
         """Write a release down; when this returns, it is on disk."""
         with open(self.path, "ab", buffering=0) as file:
-            known = {key: value for key, value in line._asdict().items() if line.steps or key not in OF_STEPS}
+            unknown = (*(() if line.steps else OF_STEPS), *(() if line.clip else OF_CLIP))
+            known = {key: value for key, value in line._asdict().items() if key not in unknown}
             end, content = file.seek(0, os.SEEK_END), json.dumps(known, allow_nan=False).encode() + b"\n"
             try:
                 if file.write(content) != len(content):
@@ -113,12 +117,14 @@ def _line(raw: Any) -> Released:
     whole = (line.round, line.attempt, line.steps, *line.clients)
     if any(type(number) is not int or number < 0 for number in whole) or not isinstance(line.digest, str):
         raise ValueError("a number is not one")
-    parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal)
+    parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal, line.clip, line.next_clip)
     if any(type(number) not in (int, float) for number in parts):
         raise ValueError("a number is not one")
     least = 0 if line.steps else 5e-324
     if not least <= line.noise < math.inf:
         raise ValueError("its noise is not a positive number")
+    if not 0 <= line.clip < math.inf or not 0 <= line.next_clip < math.inf or bool(line.clip) != bool(line.next_clip):
+        raise ValueError("its clip is not a positive number")
     if line.steps and not (0 < line.rate <= 1 and 0 < line.step_noise < math.inf):
         raise ValueError("the noise of its steps is not a positive number")
     return line

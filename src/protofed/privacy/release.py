@@ -6,7 +6,9 @@ A unit is a client, or one sample. It says two things, and each has its share of
   row (prototypes), the rows themselves, zeros where the unit has none. Of a sample, a Mean with one weight for all is
   one such row if the method trains nothing (second moments), and else stays at home, or is sent as it is if it was
   trained in steps with noise;
-- which rows it has, as ones and zeros. Numbers of samples are not sent: every unit counts once for each of its rows.
+- which rows it has, as ones and zeros. Numbers of samples are not sent: every unit counts once for each of its rows;
+- where the clip follows a quantile of the lengths: whether its values are longer than their bound, as plus or minus
+  one. It is a number of the same vector, so the clip and the noise cover it like all others.
 """
 
 import math
@@ -24,6 +26,8 @@ from protofed.privacy import Privacy
 
 COUNTED = 0.2  # share of clip squared that goes to which rows a unit has
 LEAST = 0.5  # units that a row needs to be there at all
+MARKED = 0.05  # share of clip squared that goes to whether a unit's values are longer than their bound
+SHORTEST, LONGEST = 1e-9, 1e9  # clips
 
 
 class Piece(NamedTuple):
@@ -41,7 +45,8 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """How the uploads of one method lie in vectors (P + R,): P values, then R rows that are there or not."""
+    """How the uploads of one method lie in vectors (P + R,): P values, then R rows that are there or not. Where the
+    clip follows a quantile, a mark is behind them."""
 
     def __init__(self, privacy: Privacy, blank: Tree, trains: bool = True) -> None:
         """`blank`: the upload of a client that has downloaded, has no sample and has not trained: its models are the
@@ -56,23 +61,39 @@ class Layout:
         self.values = sum(piece.values for piece in mine)
         self.rows = sum(piece.rows for piece in mine)
         self.most = sum(1 if privacy.unit == "sample" else piece.rows for piece in mine if piece.rows)
-        self.size = self.values + self.rows
+        self.marks = int(privacy.adaptive)
+        self.size = self.values + self.rows + self.marks
         if not self.size and not privacy.noisy_steps:
             raise UserError("[privacy]: clients of this method send nothing that could be noised. Use unit = 'none'.")
+        if self.marks and not self.values:
+            raise UserError(
+                "privacy.clip_quantile follows the lengths of values, and clients of this method send none. Leave it "
+                "out, and give privacy.clip."
+            )
         counted = COUNTED if self.rows and self.values else float(bool(self.rows))
-        self.bounds = math.sqrt(1 - counted) * privacy.clip, math.sqrt(counted) * privacy.clip
+        rest = 1 - MARKED if self.marks else 1.0
+        self.bounds = math.sqrt((1 - counted) * rest) * privacy.clip, math.sqrt(counted * rest) * privacy.clip
+        self.mark = math.sqrt(MARKED) * privacy.clip
         self.step = self.bounds[1] / math.sqrt(self.most) if self.rows else 1.0  # what having a row adds
 
     def vectors(self, rows: Tree) -> tuple[Tensor, Tensor]:
-        """Units' uploads, which have an axis of units, as vectors (U, P + R) in double precision no longer than the
-        clip, and how long their values were before (U,)."""
+        """Units' uploads, which have an axis of units, as vectors (U, P + R), perhaps with a mark, in double precision
+        no longer than the clip, and how long their values were before (U,)."""
         nodes = tree_flatten(rows, is_leaf=is_node)[0]
         parts = [_parts(p, n) for p, n, used in zip(self.pieces, nodes, self.used, strict=True) if used]
         values, held = torch.cat([v for v, _ in parts], 1), torch.cat([h for _, h in parts], 1)
         values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
         values, length = _shortened(values, self.bounds[0])
         held, _ = _shortened(held * self.step, self.bounds[1])
-        return torch.cat([values, held], 1), length
+        marks = torch.where(length <= self.bounds[0], self.mark, -self.mark)[:, None].expand(-1, self.marks)
+        return torch.cat([values, held, marks], 1), length
+
+    def next_clip(self, released: Tensor, units: int) -> float:
+        """The clip of the next round, by the noised marks of so many units: the geometric update of Andrew et al.,
+        Algorithm 1. What was released says it, so it costs nothing more."""
+        below = min(1.0, max(0.0, 0.5 + float(released[-1]) / (2 * self.mark * units)))
+        moved = self.privacy.clip * math.exp(-self.privacy.clip_rate * (below - self.privacy.clip_quantile))
+        return min(LONGEST, max(SHORTEST, moved))
 
     def opened(
         self, vector: Tensor, units: int, spread: float, singles: Sequence[Tensor] = (), trained: Tree = None
@@ -80,7 +101,7 @@ class Layout:
         """The tree that `aggregate` gets, of the noised sum (P + R,) of so many clients' vectors; `spread`: the
         standard deviation of its noise. `singles`: the clients' own noised vectors, for what is sent client by client.
         `trained`: uploads with an axis of clients, of which is taken what was trained in steps with noise."""
-        values, held = vector[: self.values], vector[self.values :]
+        values, held = vector[: self.values], vector[self.values : self.values + self.rows]
         least = max(LEAST, spread / self.step)
         nodes: list[Mean | Each] = []
         known = tree_flatten(trained, is_leaf=is_node)[0] if trained is not None else [None] * len(self.pieces)
@@ -117,7 +138,8 @@ class Layout:
         """One noised Mean per client; a row is there where that is likelier than not, or of samples where enough are.
         Rows of samples are means."""
         start, end = self.values - after - piece.values, self.values - after
-        first, last = self.size - rows_after - piece.rows, self.size - rows_after
+        last = self.values + self.rows - rows_after
+        first = last - piece.rows
         if self.privacy.unit == "sample":
             least = max(LEAST, spread / math.sqrt(len(singles)) / self.step)
             counts = [one[first:last] / self.step for one in singles]

@@ -112,6 +112,11 @@ def _check_settings(experiment: Experiment) -> None:
             f"rounds = {experiment.rounds} would share the privacy budget, and {name} learns all in the first round, "
             "in which all clients take part. Use rounds = 1."
         )
+    if experiment.privacy.adaptive and experiment.rounds == 1:
+        raise UserError(
+            f"privacy.clip_quantile = {experiment.privacy.clip_quantile:g} learns the clip from round to round, and "
+            "rounds = 1. Leave it out, and give privacy.clip."
+        )
     if experiment.robust.rule != "none" or experiment.attack.uploads:
         what = f"robust.rule = {experiment.robust.rule!r}"
         what = f"attack.kind = {experiment.attack.kind!r}" if experiment.attack.uploads else what

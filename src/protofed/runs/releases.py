@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from protofed.engines.wire import Size, encoded_size
 from protofed.errors import UserError
 from protofed.method import Client, Mean, Tree
 from protofed.ops import random
-from protofed.privacy import accounting
+from protofed.privacy import Privacy, accounting
 from protofed.privacy.accounting import NO_STEPS, NOTHING, PaidSteps
 from protofed.privacy.ledger import LEDGER, Released, SpendingLedger, digest_of
 from protofed.privacy.noise import seeded
@@ -81,8 +82,19 @@ class Releases:
             engine.stand_in = self.training.update
         self.cohort = len(draw_cohort(experiment, 0))
         self.sent = self.received = Size(0, 0)
+        self.clip = self._clip_after(rounds)
         self._warned = False
         self._sums: Any = None
+
+    def _clip_after(self, rounds: int) -> float:
+        """The clip with which the next round is released: where it follows the clients' lengths, the ledger says it."""
+        lines = self.ledger.of_round(rounds)
+        return lines[-1].next_clip if self.privacy.adaptive and lines else self.privacy.clip
+
+    @property
+    def now(self) -> Privacy:
+        """The promise of this round: with the clip that it has."""
+        return replace(self.privacy, clip=self.clip)
 
     def epsilon(self) -> float:
         """What is spent."""
@@ -124,7 +136,7 @@ class Releases:
         If this round was released before, with the same result, it is the same release and costs nothing. With any
         other result it is another one: it gets noise of its own, in its steps as well, and is paid for.
         """
-        layout = layout_of(self.experiment, self.engine, server)
+        layout = layout_of(replace(self.experiment, privacy=self.now), self.engine, server)
         vectors, lengths = self._vectors(layout, trained.up, cohort, round, server, trained.clients)
         self._warn(layout, lengths)
         before = self.ledger.of_round(round + 1)
@@ -142,7 +154,9 @@ class Releases:
             if attempt == len(before):
                 if self.ledger.most(cohort) > self.affordable:
                     return None
-                self.ledger.add(self._line(round + 1, attempt, cohort, digest, made))
+                self.ledger.add(self._line(layout, round + 1, attempt, cohort, digest, made))
+        if self.privacy.adaptive:
+            self.clip = layout.next_clip(made.total, len(cohort))
         rows = None
         if self.training is not None:
             self.training.released()
@@ -150,11 +164,15 @@ class Releases:
         up = layout.opened(made.total.cpu(), len(cohort), made.spread, [one.cpu() for one in made.singles], rows)
         return tree_map(lambda tensor: tensor.to(self.engine.federation.device), up), trained
 
-    def _line(self, round: int, attempt: int, cohort: Sequence[int], digest: str, made: Noisy) -> Released:
+    def _line(
+        self, layout: Layout, round: int, attempt: int, cohort: Sequence[int], digest: str, made: Noisy
+    ) -> Released:
         """The line of a release in the ledger."""
         if self.training is None:
             ratio = signal_to_noise(made.total, made.spread)
-            return Released(round, attempt, tuple(cohort), digest, ratio, self.noise)
+            clips = (self.clip, layout.next_clip(made.total, len(cohort))) if self.privacy.adaptive else (0.0, 0.0)
+            line = Released(round, attempt, tuple(cohort), digest, ratio, self.noise)
+            return line._replace(clip=clips[0], next_clip=clips[1])
         steps, signal = self.steps, self.training.signal
         ratio = signal_to_noise(made.total, made.spread) if len(made.total) else signal
         noise = 0.0 if self.noise == NOTHING else self.noise
@@ -174,11 +192,11 @@ class Releases:
             return Noisy(*noised_sum(layout, vectors, self.noise, draw))
         from protofed.privacy.simulated import SimulatedSums  # needs the packages of secure sums
 
-        answers = honest_answers(self.privacy, self.cohort)
+        answers = honest_answers(self.now, self.cohort)
         _, spread, singles = noised_sum(layout, vectors, self.noise, draw, answers)
         self._sums = self._sums or SimulatedSums(self.privacy, self.cohort)
         rows = Mean(torch.stack(singles), torch.ones(len(singles)))
-        grid = noised_grid(self.privacy, self.noise, self.cohort)
+        grid = noised_grid(self.now, self.noise, self.cohort)
         opened, traffic = self._sums.sum(rows, cohort, round, grid.caps, grid)
         self.sent = Size(traffic.up, one.params * len(cohort), {KIND: traffic.up})
         self.received = Size(traffic.down, 0, {KIND: traffic.down})
@@ -220,7 +238,7 @@ class Releases:
         self._warned = True
         low, middle, high = min(known), statistics.median(known), max(known)
         self.tell(
-            f"privacy.clip = {self.privacy.clip:g} leaves less than {CUT:.0%} of every {self.privacy.unit}'s values, "
+            f"privacy.clip = {self.clip:g} leaves less than {CUT:.0%} of every {self.privacy.unit}'s values, "
             f"which are {low:.3g} to {high:.3g} long (median {middle:.3g}). A larger clip gives the same epsilon"
         )
 
@@ -229,6 +247,7 @@ class Releases:
         last = self.ledger.of_round(round + 1)[-1]
         spent = accounting.spent(self.noise, self.ledger.most_until(last), self.privacy.delta, self.steps)
         line = {"epsilon_spent": spent, "signal_to_noise": last.signal_to_noise}
+        line |= {"clip": last.clip} if last.clip else {}
         return line | ({"signal_to_noise_steps": last.step_signal} if last.steps else {})
 
     def summary(self) -> dict[str, Any]:
@@ -242,6 +261,8 @@ class Releases:
             shares = {"sgd_rate": self.steps.rate, "sgd_clip": privacy.sgd_clip, "sgd_noise": self.steps.noise}
             shares |= {"steps": self.steps.many, "steps_of_one": self.steps.many * self.ledger.most()}
             shares |= {"signal_to_noise_steps": [line.step_signal for line in lines]}
+        if privacy.adaptive:
+            shares |= {"clip_quantile": privacy.clip_quantile, "clips": [line.clip for line in lines]}
         return {
             "epsilon_spent": self.epsilon(),
             "delta": privacy.delta,
