@@ -202,8 +202,13 @@ def noise_promises(experiment: Experiment) -> list[str]:
         "local training is DP-SGD: each step adds noise to the sum of its samples' clipped gradients, so that models "
         "may be sent and kept as they are; class sums get noise of their own",
     )
+    if privacy.worth:
+        steps = (
+            f"each client chooses {privacy.worth:.0%} of the dimensions, those that tell its classes apart best, which "
+            "get less noise than the others; the choice has noise of its own and is paid for",
+        )
     withheld = "numbers of samples and training losses are not released"
-    return [promise, *(steps if privacy.noisy_steps else ()), who, withheld, NOT_COVERED]
+    return [promise, *(steps if privacy.noisy_steps or privacy.worth else ()), who, withheld, NOT_COVERED]
 
 
 def beside_uploads(privacy: Privacy) -> str:

@@ -43,6 +43,14 @@ class Privacy:
     dishonest: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """where = "sum": how many clients of a sum may leave out their noise, or tell it to others; the noise of the rest
     is enough. Each client knows its own: with 0, the noise holds against the server, and not against a client."""
+    worth: Annotated[float, Ge(0), Le(1)] = 0.0
+    """unit = "sample", where = "client", frozen encoder: less noise on this share of the embedding's dimensions, those
+    that tell classes apart best, and more on the others (VPDR, CVPR 2026); at most 0.5. 0: all get the same."""
+    worth_epsilon: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """worth: the share of epsilon that choosing these dimensions may cost, in all rounds together."""
+    worth_limit: Annotated[float, Gt(0), Le(1e9)] = 0.1
+    """worth: where the variance between classes over the variance within them is cut; the noise of the choice grows
+    with it."""
     sgd_rate: Annotated[float, Ge(0), Le(1)] = 0.0
     """unit = "sample": clients train in steps with noise (DP-SGD), in each of which each sample takes part with this
     probability. 0: nothing that was trained on samples is sent, so the encoder has to be frozen."""
@@ -73,6 +81,11 @@ class Privacy:
                 f"privacy.clip_quantile = {self.clip_quantile:g} works in simulations only, and in this real "
                 "federation the clip is in every client's bundle. Leave it out, and give privacy.clip."
             )
+        if self.worth:
+            raise UserError(
+                f"privacy.worth = {self.worth:g} works in simulations only, and this is a real federation. "
+                "Leave it out."
+            )
         if self.unit == "sample":
             raise UserError(
                 "privacy.unit = 'sample' works in simulations only, and this is a real federation. "
@@ -94,6 +107,7 @@ class Privacy:
         self._check_steps()
         usual: dict[str, Any] = asdict(Privacy())
         self._check_clip()
+        self._check_worth()
         for key in ("epsilon", "delta", "clip", "where", "noise", "dishonest"):
             if not self.noisy and getattr(self, key) != usual[key]:
                 raise UserError(
@@ -114,6 +128,30 @@ class Privacy:
                 f"privacy.clip_rate = {self.clip_rate:g} has no effect while the clip stays as it is. Set "
                 "privacy.clip_quantile, such as 0.5, or leave it out."
             )
+
+    def _check_worth(self) -> None:
+        """Noise by what a dimension is worth is each client's own, for sums over its samples."""
+        if self.worth and (self.unit, self.where) != ("sample", "client"):
+            raise UserError(
+                f"privacy.worth = {self.worth:g} is for class sums that each client noises by itself. Use privacy.unit "
+                "= 'sample' with privacy.where = 'client', or leave it out."
+            )
+        if self.worth and self.sgd_rate:
+            raise UserError(
+                f"privacy.worth = {self.worth:g} needs a frozen encoder, and privacy.sgd_rate is for one that is "
+                "trained. Leave out one of them."
+            )
+        if self.worth > 0.5:
+            raise UserError(
+                f"privacy.worth = {self.worth:g} is more than half of the dimensions: they would get more noise than "
+                "the others. Use at most 0.5."
+            )
+        for key in ("worth_epsilon", "worth_limit"):
+            if not self.worth and getattr(self, key) != getattr(Privacy, key):
+                raise UserError(
+                    f"privacy.{key} = {getattr(self, key):g} has no effect while all dimensions get the same noise. "
+                    "Set privacy.worth, such as 0.2, or leave it out."
+                )
 
     def _check_steps(self) -> None:
         """Steps with noise are for single samples, and each client's own."""

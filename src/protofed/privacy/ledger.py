@@ -32,10 +32,12 @@ class Released(NamedTuple):
     step_signal: float = 0.0  # signal-to-noise of these steps, on average
     clip: float = 0.0  # where it follows the clients' lengths: with which clip
     next_clip: float = 0.0  # and what the release makes of it
+    choice: float = 0.0  # the epsilon with which each client chose its dimensions
 
 
 OF_STEPS = ("steps", "rate", "step_noise", "step_signal")
 OF_CLIP = ("clip", "next_clip")
+OF_CHOICE = ("choice",)
 
 
 class SpendingLedger:
@@ -72,7 +74,11 @@ class SpendingLedger:
     def add(self, line: Released) -> None:
         """Write a release down; when this returns, it is on disk."""
         with open(self.path, "ab", buffering=0) as file:
-            unknown = (*(() if line.steps else OF_STEPS), *(() if line.clip else OF_CLIP))
+            unknown = (
+                *(() if line.steps else OF_STEPS),
+                *(() if line.clip else OF_CLIP),
+                *(() if line.choice else OF_CHOICE),
+            )
             known = {key: value for key, value in line._asdict().items() if key not in unknown}
             end, content = file.seek(0, os.SEEK_END), json.dumps(known, allow_nan=False).encode() + b"\n"
             try:
@@ -117,14 +123,16 @@ def _line(raw: Any) -> Released:
     whole = (line.round, line.attempt, line.steps, *line.clients)
     if any(type(number) is not int or number < 0 for number in whole) or not isinstance(line.digest, str):
         raise ValueError("a number is not one")
-    parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal, line.clip, line.next_clip)
-    if any(type(number) not in (int, float) for number in parts):
+    parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal)
+    if any(type(number) not in (int, float) for number in (*parts, line.clip, line.next_clip, line.choice)):
         raise ValueError("a number is not one")
     least = 0 if line.steps else 5e-324
     if not least <= line.noise < math.inf:
         raise ValueError("its noise is not a positive number")
     if not 0 <= line.clip < math.inf or not 0 <= line.next_clip < math.inf or bool(line.clip) != bool(line.next_clip):
         raise ValueError("its clip is not a positive number")
+    if not 0 <= line.choice < math.inf:
+        raise ValueError("the price of its choice is not a positive number")
     if line.steps and not (0 < line.rate <= 1 and 0 < line.step_noise < math.inf):
         raise ValueError("the noise of its steps is not a positive number")
     return line

@@ -23,6 +23,7 @@ from protofed.errors import UserError
 from protofed.method import Each, Mean, Tree
 from protofed.ops.trees import is_node
 from protofed.privacy import Privacy
+from protofed.privacy.worth import Statistics, groups_of
 
 COUNTED = 0.2  # share of clip squared that goes to which rows a unit has
 LEAST = 0.5  # units that a row needs to be there at all
@@ -74,16 +75,59 @@ class Layout:
         rest = 1 - MARKED if self.marks else 1.0
         self.bounds = math.sqrt((1 - counted) * rest) * privacy.clip, math.sqrt(counted * rest) * privacy.clip
         self.mark = math.sqrt(MARKED) * privacy.clip
+        self.width = self._width(mine) if privacy.worth else 0
         self.step = self.bounds[1] / math.sqrt(self.most) if self.rows else 1.0  # what having a row adds
 
-    def vectors(self, rows: Tree) -> tuple[Tensor, Tensor]:
-        """Units' uploads, which have an axis of units, as vectors (U, P + R), perhaps with a mark, in double precision
-        no longer than the clip, and how long their values were before (U,)."""
+    def _width(self, pieces: Sequence[Piece]) -> int:
+        """How many dimensions an embedding has, where only class sums of embeddings are sent."""
+        leaves = [leaf for piece in pieces for leaf in tree_flatten(piece.like.total)[0]]
+        if len(pieces) != 1 or len(leaves) != 1 or leaves[0].ndim != 2 or len(leaves[0]) != pieces[0].rows:
+            raise UserError(
+                "privacy.worth is defined for class sums of embeddings, and clients of this method send something else "
+                "of their samples. Use method.name = 'fedproto' or 'classmeans', or leave it out."
+            )
+        width = int(leaves[0].shape[1])
+        groups_of(self.privacy, width)  # refuses what gains nothing
+        return width
+
+    def _groups(self, chosen: Tensor) -> list[tuple[Tensor, float, float]]:
+        """For the chosen dimensions (D,) and the others: which values (P,) they are, and their clip and noise over
+        those of all."""
+        groups = groups_of(self.privacy, self.width)
+        which = [chosen.repeat(self.rows), ~chosen.repeat(self.rows)]
+        return list(zip(which, groups.clips, groups.noises, strict=True))
+
+    def unevenness(self, chosen: Tensor) -> Tensor:
+        """The standard deviation of each number's noise (P + R,), over that of the rows' marks."""
+        found = torch.ones(self.size, dtype=torch.float64, device=chosen.device)
+        for which, _, noise in self._groups(chosen):
+            found[: self.values][which] = noise
+        return found
+
+    def statistics(self, rows: Tree) -> Statistics:
+        """Of samples' uploads. Nothing is clipped: what is computed from it has its own noise."""
+        values, held = self._unclipped(rows)
+        z = values.reshape(len(values), self.rows, self.width).sum(1)
+        return Statistics(held.sum(0), held.T @ z, z.square().sum(0))
+
+    def _unclipped(self, rows: Tree) -> tuple[Tensor, Tensor]:
+        """Units' values (U, P), zeros where one is not finite, and which rows they have (U, R)."""
         nodes = tree_flatten(rows, is_leaf=is_node)[0]
         parts = [_parts(p, n) for p, n, used in zip(self.pieces, nodes, self.used, strict=True) if used]
         values, held = torch.cat([v for v, _ in parts], 1), torch.cat([h for _, h in parts], 1)
-        values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
-        values, length = _shortened(values, self.bounds[0])
+        return torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0), held
+
+    def vectors(self, rows: Tree, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Units' uploads, which have an axis of units, as vectors (U, P + R), perhaps with a mark, in double precision
+        no longer than the clip, and how long their values were before (U,). `chosen`: dimensions (D,) that are clipped
+        apart from the others."""
+        values, held = self._unclipped(rows)
+        if chosen is None:
+            values, length = _shortened(values, self.bounds[0])
+        else:
+            length = torch.linalg.vector_norm(values, dim=1)
+            parts = [_shortened(values * which, clip * self.bounds[0])[0] for which, clip, _ in self._groups(chosen)]
+            values = parts[0] + parts[1]
         held, _ = _shortened(held * self.step, self.bounds[1])
         marks = torch.where(length <= self.bounds[0], self.mark, -self.mark)[:, None].expand(-1, self.marks)
         return torch.cat([values, held, marks], 1), length
@@ -241,19 +285,23 @@ def noised_sum(
     noise: float,
     draw: Callable[[int, int], Tensor],
     answers: int = 1,
+    uneven: Sequence[Tensor] = (),
 ) -> tuple[Tensor, float, list[Tensor]]:
     """The noised sum (P + R,) of clients' vectors, the standard deviation of its noise, and the clients' own noised
     vectors.
 
     `draw(client, many)`: normal numbers, of the server where client is -1. `answers`: how many clients' shares make up
-    the noise, where = "sum".
+    the noise, where = "sum". `uneven`: for each client, how much more noise each number gets (P + R,).
     """
     spread = noise * layout.privacy.clip
     if layout.privacy.where == "server":
         whole = torch.stack(list(vectors)).sum(0)
         return whole + spread * draw(-1, layout.size).to(whole.device), spread, []
     share = spread / math.sqrt(answers) if layout.privacy.where == "sum" else spread
-    singles = [one + share * draw(number, layout.size).to(one.device) for number, one in enumerate(vectors)]
+    noises = [share * draw(number, layout.size).to(one.device) for number, one in enumerate(vectors)]
+    if uneven:
+        noises = [one * more.to(one.device) for one, more in zip(noises, uneven, strict=True)]
+    singles = [one + noise for one, noise in zip(vectors, noises, strict=True)]
     return torch.stack(singles).sum(0), share * math.sqrt(len(singles)), singles
 
 
