@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from small_runs import StopAfter, Told, final_state
 from torch import Tensor, nn
 
 from protofed import Federated, UserError, federate
+from protofed.leaks.views import View
 from protofed.method import Mean
 from protofed.ops import random
 from protofed.privacy import Privacy
@@ -354,3 +356,11 @@ def test_bad_input_is_one_line_and_spends_nothing(words: dict[str, Any], said: s
 def test_a_federation_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"privacy\.worth = 0\.25 works in simulations only"):
         privacy().refuse_federation()
+
+
+def test_an_attack_on_noise_that_differs_by_dimension_is_refused_in_one_line() -> None:
+    run: Any = SimpleNamespace(experiment=SimpleNamespace(privacy=privacy()))
+    nobody: Any = None
+    with pytest.raises(UserError, match=r"privacy\.worth = 0\.25\. Attack a run without it\.$") as found:
+        View(run, nobody, nobody, 0)
+    assert "\n" not in str(found.value)

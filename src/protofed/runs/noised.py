@@ -21,7 +21,7 @@ from protofed.privacy.worth import Statistics
 Choose = Callable[[Statistics | None], Tensor]  # of samples, or of nobody -> dimensions (D,)
 
 
-class Summed(NamedTuple):
+class SampleSum(NamedTuple):
     """A client's samples as one vector."""
 
     vector: Tensor
@@ -116,7 +116,7 @@ def vector_of_samples(
     server: Tree,
     trained: Mapping[int, Client] | None = None,
     choose: Choose | None = None,
-) -> Summed:
+) -> SampleSum:
     """The sum of a client's clipped samples, and how long their values were: each sample's part is the upload of a
     client that has only this one and has trained nothing. `trained`: clients that were trained in steps with noise.
     `choose`: which dimensions are clipped apart from the others, by the statistics of all samples."""
@@ -131,7 +131,7 @@ def vector_of_samples(
         vectors, length = layout.vectors(rows, chosen)
         whole += vectors.sum(0)
         lengths += length.tolist()
-    return Summed(whole, lengths, chosen)
+    return SampleSum(whole, lengths, chosen)
 
 
 def _of_single_samples(
