@@ -28,7 +28,7 @@ from protofed.atomic import write_atomically
 from protofed.engines.wire import encode
 from protofed.metrics import own_numbers
 from protofed.runs.cohort import draw_cohort
-from protofed.runs.loop import next_server
+from protofed.runs.loop import next_server, uploads_of
 from protofed.runs.setup import prepare, working
 
 QUIET = {
@@ -66,12 +66,12 @@ def protofed(changes: tuple[str, ...], data_dir: Path | None) -> Iterator[float]
     experiment = plan(*changes)
     method = experiment.method
     engine = prepare(experiment, domains=images(data_dir)[0]).engine
-    server = method.init_server(engine.specs()[0])
+    server, centres, uploads = method.init_server(engine.specs()[0]), (), uploads_of(experiment, engine)
     with working(experiment, engine):
         for round in count():
             cohort = draw_cohort(experiment, round)
             trained = engine.train(method, server, cohort, round)
-            server = next_server(experiment, server, trained, cohort)
+            server, centres = next_server(experiment, server, trained, cohort, uploads, round, centres)
             engine.clients = {**engine.clients, **trained.clients}
             tallies = engine.evaluate(method, server, cohort, on="own", who="personal")
             encode(server)

@@ -28,6 +28,7 @@ from protofed.remote.flower.processes import Child
 from protofed.remote.flower.proxy import free_port
 from protofed.remote.flower.server import read_status
 
+FEWEST = 139  # samples of a class that the digits have, for all clients together
 PSS_SECONDS = 3.0  # between two looks at the clients' memory
 PYPROJECT = """
 [project]
@@ -116,6 +117,7 @@ def ours(home: Path, clients: int, rounds: int, secure: bool = False) -> dict[st
              "--port", str(free_port()), "--experiment", "demo", "--minimum", str(clients), "--deadline", "600",
              "model=mlp_digits", "model.dim=50",
              f"rounds={rounds}", "evaluate.own=0", "partition.ways=10", "partition.spread=0", "engine=reference",
+             f"partition.shots={max(1, min(3, FEWEST // clients))}",
              *(["privacy.secure_sum=true"] if secure else [])]  # fmt: skip
     subprocess.run([*run, *words], env=env, check=True, stdout=subprocess.DEVNULL)
     words = ["partition", str(server / "experiment.toml"), "--export", str(home / "data")]

@@ -24,8 +24,8 @@ from protofed.method import Mean
 from protofed.metrics import global_numbers, mean_accuracy, own_numbers
 from protofed.robust.poison import TRIGGERED
 from protofed.runs.loop import uploads_of
+from protofed.runs.measured_clients import honest_of
 from protofed.runs.setup import draw_cohort, prepare, torch_settings
-from protofed.runs.who import honest_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TITLES = {"fedproto": "FedProto", "fednh": "FedNH", "fedavg": "FedAvg", "fedpr": "FedPR"}

@@ -32,12 +32,17 @@ sys.addaudithook(marks.check)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait for processes come first, so that side by side none of them is left alone in the end."""
+    """Files that wait for processes come first, so that side by side none of them is left alone in the end.
+
+    Such a test depends on what else the machine does. If it fails, it runs once more, and the summary says RERUN.
+    """
     ranks: dict[Path, int] = {}
     for item in items:
         names = {mark.name for mark in item.iter_markers()}
         rank = next((i for i, mark in enumerate(marks.MARKS) if mark in names), len(marks.MARKS))
         ranks[item.path] = min(rank, ranks.get(item.path, rank))
+        if names & marks.PROCESSES:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: ranks[item.path])
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -41,7 +42,9 @@ MAY = {
     "engines.wire": {"method", "ops"},
     "config": {"errors", "importing", "method", "ops", "privacy", "methods", "models", "data"},
     "config.schema": {"errors"},
-    "config.registry": {"config.schema", "errors", "importing", "method", "methods", "models"},
+    "config.registry": {
+        "config.schema", "config.sections", "data", "errors", "importing", "method", "methods", "models", "privacy",
+    },
     "config.sections": {"errors", "importing"},
     "robust": {"errors", "method", "ops", "privacy", "data", "config.sections"},
     "runs.numbers": set(),
@@ -69,7 +72,7 @@ MAY = {
         "atomic", "errors", "version", "config", "data", "engines", "local", "method", "metrics", "models", "ops",
         "privacy", "remote", "robust", "runs",
     },
-    "report": {"errors", "atomic", "version", "data.domain", "data.split", "config.unwritten", "runs"},
+    "report": {"errors", "atomic", "version", "data.domain", "data.split", "config.defaults", "runs"},
     "probes": {"config", "data", "engines", "joining", "method", "papers.theory", "report", "runs"},
 }  # fmt: skip
 # Rooms of one package that know nothing of each other, or only in one direction.
@@ -172,6 +175,31 @@ def test_imports_go_one_way() -> None:
     assert not wrong
 
 
+def test_the_picture_of_the_layers_is_true() -> None:
+    """Every module and package has a place in it, and imports go down."""
+    drawn = runpy.run_path(str(CHECKOUT / "docs" / "hooks" / "draw.py"))
+    layer = {name: number for number, (names, _) in enumerate(drawn["LAYERS"]) for name in names}
+    assert set(layer) == set(ORDER) - {"__main__"}
+    upwards = {
+        (name, other)
+        for name, path in OURS.items()
+        for other in ours(path)
+        if name != "__main__" and layer[top(other)] < layer[top(name)]
+    }
+    assert not upwards
+
+
+def test_contributing_names_every_package() -> None:
+    """And no module or package that does not exist."""
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    first = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row.split("|")[1])]
+    assert sorted(name.removesuffix(".py").strip("/") for name in first) == sorted(set(ORDER) - {"version", "__main__"})
+    inside = {path.name for path in ROOT.rglob("*.py")} | {f"{path.name}/" for path in ROOT.rglob("*") if path.is_dir()}
+    named = {name.rpartition("/")[2] for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)}
+    assert named <= inside
+
+
 def test_no_module_needs_itself() -> None:
     """Nor by way of others, in a function, or within a package."""
     TopologicalSorter({name: ours(path, typing=False) - {name} for name, path in OURS.items()}).prepare()
@@ -248,6 +276,12 @@ def test_importing_protofed_is_cheap_and_needs_no_extra() -> None:
         (["run", "demmo"], "Did you mean 'demo'?"),
         (["run", "demo", "--ouut", "x"], "--out"),
         (["list", "mthods"], "'methods'"),
+        (["run", "demo", "epchs=3"], "unknown key epchs = 3. Did you mean 'local_epochs'?"),
+        (["run", "demo", "method=fedprto"], "Did you mean 'fedproto'?"),
+        (["run", "demo", "data.sizee=3"], "unknown key data.sizee = 3. Did you mean 'size'?"),
+        (["partition", "demo", "partition=dirichlt"], "Did you mean 'dirichlet'?"),
+        (["compare", "local", "fedprto", "--experiment", "demo"], "Did you mean 'fedproto'?"),
+        (["explain", "fedprto"], "Did you mean 'fedproto'?"),
         (["explain"], "Missing argument 'METHOD'"),
         (["table", "runs", "--selct", "validation"], "--select"),
         *(([name, "--help"], f"protofed {name}") for name in lazy.COMMANDS),

@@ -35,3 +35,12 @@ def test_markers_are_those_that_are_registered_and_that_quick_leaves_out() -> No
     assert {line.partition(":")[0] for line in settings["markers"]} == set(marks.MARKS)
     quick = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nquick:")[2].partition("\n\n")[0]
     assert re.findall(r"\w+", quick.partition("not (")[2].partition(")")[0].replace(" or ", " ")) == list(marks.MARKS)
+
+
+@pytest.mark.slow
+def test_what_starts_processes_may_fail_once(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("flaky").kwargs == {"reruns": 1}
+
+
+def test_nothing_else_may_fail(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("flaky") is None

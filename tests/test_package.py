@@ -25,8 +25,8 @@ OURS = re.compile(r"^(PYTHON|PROTOFED|COVERAGE)")  # what could lead a process b
 FOUND = """
 import protofed
 from protofed.config.files import configs, shipped_experiments
-from protofed.papers.reproduce import page
-print(protofed.__file__, configs(), len(shipped_experiments()), len(page.kept()), sep="\\n")
+from protofed.papers.reproduce import published
+print(protofed.__file__, configs(), len(shipped_experiments()), len(published.kept()), sep="\\n")
 """
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
 STEP = 0.6  # seconds from one line to the next
 # Without rich's web fonts: a page of ours asks no other machine for anything.
-FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+FORMAT = """<svg class="rich-terminal" width="{width}" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; }}
@@ -64,7 +64,7 @@ def printed(code: str) -> str:
 
 def drawn(output: str) -> str:
     """A terminal in which the lines appear one after another; where nothing moves, all of them are there."""
-    console = Console(record=True, width=84, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=56, file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble(("$ ", "green"), "python first.py"))
     for line in output.splitlines():
         text = Text(line)

@@ -16,8 +16,8 @@ STYLE = """
   --paper: var(--md-default-bg-color, #fff); font-family: var(--md-text-font-family, sans-serif); }
 @media (prefers-color-scheme: dark) { #ID { --ink: var(--md-default-fg-color, #ddd);
   --soft: var(--md-default-fg-color--light, #aaa); --paper: var(--md-default-bg-color, #0d1117); } }
-#ID text { fill: var(--ink); font-size: 15px; }
-#ID .small { fill: var(--soft); font-size: 13px; }
+#ID text { fill: var(--ink); font-size: LETTERSpx; }
+#ID .small { fill: var(--soft); font-size: SMALLpx; }
 #ID .bold { font-weight: 700; }
 #ID .box { fill: none; stroke: var(--soft); stroke-width: 1.5; }
 #ID .line { fill: none; stroke: var(--ink); stroke-width: 1.6; }
@@ -29,8 +29,9 @@ STYLE = """
 class Drawing:
     """An SVG, part by part."""
 
-    def __init__(self, name: str, width: int, height: int) -> None:
+    def __init__(self, name: str, width: int, height: int, letters: int = 15) -> None:
         self.name, self.width, self.height, self.parts = name, width, height, list[str]()
+        self.letters = letters  # pixels
 
     def add(self, text: str) -> None:
         self.parts.append(text)
@@ -72,6 +73,7 @@ class Drawing:
 
     def svg(self) -> str:
         style = STYLE.replace("ID", f"pf-{self.name}")
+        style = style.replace("LETTERS", str(self.letters)).replace("SMALL", str(round(self.letters * 13 / 15)))
         return (
             '<?xml version="1.0" encoding="utf-8"?>\n'
             f'<svg xmlns="http://www.w3.org/2000/svg" id="pf-{self.name}" viewBox="0 0 {self.width} {self.height}">'
@@ -82,12 +84,35 @@ class Drawing:
 def prototypes() -> Drawing:
     """Two clients' embeddings with class means, and the server's means of these."""
     d = Drawing("prototypes", 900, 330)
+    _clients_and_server(d, ((10, 0), (320, 0), (630, 0)), ": embeddings stay here")
+    d.text(140, 314, "a star: the mean of a class, its prototype", "small")
+    d.text(760, 314, "a star: the mean of a class, its prototype", "small")
+    d.text(450, 314, "class 1 is held by both", "small")
+    d.arrow(272, 165, 318, 165)
+    d.arrow(628, 165, 582, 165)
+    return d
+
+
+def prototypes_narrow() -> Drawing:
+    """The same for phones: the clients above, the server below, and larger letters."""
+    d = Drawing("prototypes-narrow", 560, 710, letters=22)
+    _clients_and_server(d, ((10, 0), (150, 390), (290, 0)), "")
+    d.text(280, 316, "a star: the mean of a class, its prototype", "small")
+    d.text(280, 704, "class 1 is held by both", "small")
+    d.arrow(140, 330, 190, 392)
+    d.arrow(420, 330, 370, 392)
+    return d
+
+
+def _clients_and_server(d: Drawing, places: tuple[tuple[float, float], ...], more: str) -> None:
+    """Three panels with these left upper corners; `more` comes after the clients' names."""
+    (left_a, _), (middle, down), (left_b, _) = places
     centres = np.array([[80.0, 95.0], [185.0, 150.0], [90.0, 215.0]])
     found: dict[int, list[np.ndarray]] = {}
     generator = np.random.default_rng(3)
-    for number, (left, name, held) in enumerate(((10, "client A", (0, 1)), (630, "client B", (1, 2)))):
+    for number, (left, name, held) in enumerate(((left_a, "client A", (0, 1)), (left_b, "client B", (1, 2)))):
         d.box(left, 40, 260, 250)
-        d.text(left + 130, 28, f"{name}: embeddings stay here", "bold")
+        d.text(left + 130, 28, f"{name}{more}", "bold")
         for c in held:
             shifted = centres[c] + (np.array([8, -12]) if number else np.array([-10, 10]))
             points = shifted + generator.normal(0, 17, (14, 2)) + np.array([left, 20])
@@ -96,19 +121,14 @@ def prototypes() -> Drawing:
             mean = points.mean(0)
             d.star(*mean, 13, CLASSES[c])
             found.setdefault(c, []).append(mean - np.array([left, 0]))
-        d.text(left + 130, 314, "a star: the mean of a class, its prototype", "small")
-    d.box(320, 40, 260, 250)
-    d.text(450, 28, "server: the mean by class", "bold")
+    d.box(middle, down + 40, 260, 250)
+    d.text(middle + 130, down + 28, "server: the mean by class", "bold")
     for c, means in found.items():
         for x, y in means:
-            d.star(x + 320, y, 8, CLASSES[c])
-        x, y = np.mean(means, axis=0) + np.array([320, 0])
+            d.star(x + middle, y + down, 8, CLASSES[c])
+        x, y = np.mean(means, axis=0) + np.array([middle, down])
         d.star(x, y, 14, CLASSES[c])
         d.text(x + 20, y + (26 if c == 1 else 5), f"class {c}", "small", "start")
-    d.text(450, 314, "class 1 is held by both", "small")
-    d.arrow(272, 165, 318, 165)
-    d.arrow(628, 165, 582, 165)
-    return d
 
 
 def round_() -> Drawing:
@@ -225,29 +245,38 @@ def choose() -> Drawing:
     return d
 
 
+# From top to bottom: each may import what is below it; tests/test_layers.py compares this with the sources.
+LAYERS = (
+    (("cli", "api", "federated"), "the front doors: commands and Python"),
+    (("remote",), "real federations; Flower is in remote/flower only"),
+    (("probes",), "what a run measures and draws besides training"),
+    (("papers",), "the papers' tables, figures and theorems"),
+    (("report",), "finished runs as tables and figures"),
+    (("joining", "export", "explain", "tracking", "sweep", "testing"), "things to do with runs and methods"),
+    (("leaks",), "attacks on what a run's clients send"),
+    (("runs",), "a run: its rounds, folder and checkpoints"),
+    (("robust",), "robust aggregation, and simulated attackers"),
+    (("config",), "the experiment: its files, sections and keys"),
+    (("engines",), "where clients run: reference, stacked, fused, Ray"),
+    (("local", "metrics"), "one client's round, and its counters"),
+    (("methods", "models", "data"), "the papers' algorithms, networks, samples"),
+    (("privacy",), "secure sums, noise and privacy budgets"),
+    (("ops",), "arithmetic that several papers share"),
+    (("method",), "the contract of a method"),
+    (("errors", "importing", "atomic", "version"), "errors, import paths, whole files"),
+)
+
+
 def layers() -> Drawing:
     """The packages, each of which imports only from those below it."""
-    d = Drawing("layers", 900, 470)
-    rows = (
-        ("cli · api", "the front doors"),
-        ("papers · report", "read finished runs; the papers' tables and theorems"),
-        ("remote", "real federations; Flower is in remote/flower only"),
-        ("joining · export · explain · tracking · sweep · leaks", "what one does with runs"),
-        ("runs", "a run: its rounds, folder and checkpoints"),
-        ("robust · config · privacy", "robust aggregation; the keys of an experiment; noise and budgets"),
-        ("engines", "where clients run: reference, stacked, Ray"),
-        ("local.py", "one client's round"),
-        ("methods · models · data", "the papers' algorithms, networks, samples"),
-        ("ops", "what several papers say"),
-        ("method.py · errors", "the contract of a method"),
-    )
-    for number, (names, about) in enumerate(rows):
+    d = Drawing("layers", 900, 28 + 41 * len(LAYERS))
+    for number, (names, about) in enumerate(LAYERS):
         y = 12 + 41 * number
         d.box(60, y, 400, 33)
-        d.text(260, y + 22, names, "bold")
+        d.text(260, y + 22, " · ".join(names), "bold")
         d.text(485, y + 22, about, "small", "start")
-    d.arrow(30, 20, 30, 450)
-    d.text(52, 466, "imports go down only", "small", "start")
+    d.arrow(30, 20, 30, 41 * len(LAYERS))
+    d.text(52, 24 + 41 * len(LAYERS), "imports go down only", "small", "start")
     return d
 
 
@@ -276,7 +305,16 @@ def data() -> Drawing:
     return d
 
 
-DRAWINGS: tuple[Callable[[], Drawing], ...] = (prototypes, round_, private, mean_each, choose, layers, data)
+DRAWINGS: tuple[Callable[[], Drawing], ...] = (
+    prototypes,
+    prototypes_narrow,
+    round_,
+    private,
+    mean_each,
+    choose,
+    layers,
+    data,
+)
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import keys
 from protofed import METHODS, Experiment
 from protofed.explain.explain import explain
 from protofed.method import Method
-from protofed.papers.reproduce import page as results
 from protofed.papers.reproduce import pages
+from protofed.papers.reproduce import published as results
 from protofed.papers.reproduce.entry import entry_names, load_entry
 from protofed.papers.reproduce.result import EntryResult, cells, orderings
 

@@ -13,5 +13,13 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _inline(alt: str, path: Path) -> str:
+    """The picture or, if there is one for narrow screens, both; site.css shows the one that fits."""
+    narrow = path.with_stem(f"{path.stem}-narrow")
+    if not narrow.is_file():
+        return _figure(alt, path)
+    return _figure(alt, path, " for-wide") + _figure(alt, narrow, " for-narrow")
+
+
+def _figure(alt: str, path: Path, kind: str = "") -> str:
     drawn = path.read_text(encoding="utf-8").partition("?>")[2].strip() or path.read_text(encoding="utf-8")
-    return f'<span class="drawing" role="img" aria-label="{alt}">{drawn}</span>'
+    return f'<span class="drawing{kind}" role="img" aria-label="{alt}">{drawn}</span>'

@@ -157,7 +157,7 @@ def federate(
 
 
 def _refuse_types(out: Any, seed: Any, watch: Any, labels: Any, settings: Any) -> None:
-    """Arguments that are used before the experiment is checked."""
+    """Check the types of arguments that are used before the experiment is checked."""
     if not isinstance(watch, Watch):
         raise UserError(f"watch is {type(watch).__name__}. Give a protofed.runs.watch.Watch, or leave it out.")
     if isinstance(labels, str):
@@ -186,7 +186,7 @@ def _data(
 
 
 def _in_order(models: Any, names: Sequence[str]) -> Any:
-    """Models that are given by the clients' names, in the order of the clients."""
+    """The models in the order of the clients, if they are given by the clients' names."""
     if not isinstance(models, Mapping):
         return models
     given = {str(name): model for name, model in models.items()}
@@ -197,7 +197,7 @@ def _in_order(models: Any, names: Sequence[str]) -> Any:
 
 
 def _models(models: Any, names: Sequence[str], how: Adapt) -> tuple[tuple[ModelChoice, ...], list[Handed] | None]:
-    """The models as the experiment's file names them, and how to build those that are in memory."""
+    """The models as an experiment's file names them, and how to build those in memory."""
     options = {key: value for key, value in vars(how).items() if value != Adapt.__dataclass_fields__[key].default}
     if callable(how.embedding):
         options["embedding"] = f"{MEMORY}{path_of(how.embedding) or how.embedding.__name__}"
@@ -212,7 +212,8 @@ def _models(models: Any, names: Sequence[str], how: Adapt) -> tuple[tuple[ModelC
 
 
 def _refuse_slips(method: Any, options: Mapping[str, Any]) -> None:
-    """What is no field of the method: a misspelt argument of federate, or a key of the experiment."""
+    """Refuse an argument that is not a field of the method: a misspelt argument of `federate`, or a key of the
+    experiment."""
     known = [p.name for p in inspect.signature(federate).parameters.values() if p.kind is not p.VAR_KEYWORD]
     fields = schema.fields(find_method(method)) if is_method(str(method)) else options
     for key, value in options.items():
@@ -229,7 +230,7 @@ def _refuse_slips(method: Any, options: Mapping[str, Any]) -> None:
 
 
 def _steps(experiment: Experiment, prepared: Prepared) -> list[str]:
-    """Whether clients take so few steps that nothing can be expected of it."""
+    """A note if clients take too few steps to learn much."""
     data, passes = prepared.reference.federation, experiment.rounds * experiment.local_epochs
     steps = sorted(passes * -(-data.used(client) // experiment.batch_size) for client in range(data.clients))
     middle = steps[len(steps) // 2]
@@ -241,7 +242,7 @@ def _steps(experiment: Experiment, prepared: Prepared) -> list[str]:
 
 
 def _handed_rule(function: Any) -> str:
-    """A function that chooses clients, as the experiment's file names it."""
+    """The name of a function that chooses clients, as an experiment's file has it."""
     if not callable(function):
         raise UserError(f"selection is {type(function).__name__}. Give the name of a rule, or a function.")
     path = path_of(function)
@@ -276,12 +277,12 @@ def _optimizer(optimizer: Any, lr: float | None) -> dict[str, Any]:
 
 
 def _evaluate(domains: Sequence[Domain], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A global model is measured on all test data, if there is any."""
+    """Measure a global model on all test data, if there is any."""
     return ({} if any(len(domain.y_test) for domain in domains) else {"gm": 0}) | dict(given)
 
 
 def _about(modules: Sequence[Handed] | None, models: Any) -> list[str]:
-    """What is done with the modules that one might not expect."""
+    """Notes on what happens to the modules, if a user might not expect it."""
     notes = []
     if modules and any(one.own_weights for one in modules):
         notes.append("every client starts from the weights of its own module; one module for all gives common ones.")

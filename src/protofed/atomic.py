@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, also when the machine stops in the middle."""
+    """Write all of it or nothing, even if the machine stops halfway."""
     scratch = path.with_name(f".{path.name}.partial")
     try:
         write_synced(scratch, content)

@@ -1,4 +1,4 @@
-"""Errors a user can mend: one line that says what, got what, do what."""
+"""Errors that a user can fix: one line that says what is wrong, what was given, and what to do."""
 
 import difflib
 import functools
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 _PYTHON: ContextVar[bool] = ContextVar("python", default=False)  # whether the user has called a function, not a command
 
-# All control characters but tabs and line breaks: in somebody else's names, they would steer the terminal. So would
-# those that turn the direction of what follows; and halves of surrogates cannot be printed at all.
+# All control characters except tabs and line breaks: in names that somebody else chose, they could control the
+# terminal. So could characters that reverse the direction of text. Lone surrogates cannot be printed at all.
 STEERING: dict[int, str | None] = {
     **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]),
     **dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"),
@@ -24,7 +24,7 @@ class UserError(Exception):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """'Did you mean ...?' where something is near, else what there is."""
+    """'Did you mean ...?' if a known word is close, or else a list of the known words."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.55)
     if close:
@@ -33,7 +33,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def option(name: str, value: object = None) -> str:
-    """An option as its user writes it: `--data-dir PATH` in a shell, `data_dir=PATH` in Python; of a flag, value is
+    """An option as its user writes it: `--data-dir PATH` in a shell, `data_dir=PATH` in Python. For a flag, `value` is
     True."""
     if _PYTHON.get():
         return f"{name.replace('-', '_')}={'' if value is None else value}"
@@ -41,7 +41,7 @@ def option(name: str, value: object = None) -> str:
 
 
 def asked_in_python() -> bool:
-    """Whether a function was called, not a command."""
+    """Whether the caller is Python code rather than a command."""
     return _PYTHON.get()
 
 
@@ -60,6 +60,6 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def first_line(error: BaseException) -> str:
-    """The error's own words, on one line; its type where it has none."""
+    """The first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(". ") if lines else type(error).__name__

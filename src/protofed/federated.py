@@ -63,7 +63,7 @@ class Prototypes(dict[Any, Tensor]):
 
 
 class Federated:
-    """What came of it: every client's own model, the prototypes, the numbers, and the folder of the run."""
+    """The result of `federate`: every client's own model, the prototypes, the numbers, and the folder of the run."""
 
     def __init__(self, experiment: Experiment, prepared: Prepared, folder: RunFolder, labels: list[Any]) -> None:
         state = newest(folder, experiment, *folder.restore("cpu"))
@@ -82,12 +82,12 @@ class Federated:
 
     @property
     def accuracy(self) -> float:
-        """Of the clients' own models on their own test data, on average; NaN where nobody has test data."""
+        """The mean accuracy of the clients' own models on their own test data; NaN if nobody has test data."""
         return _number(self.metrics["accuracy_mean"])
 
     @property
     def accuracies(self) -> dict[str, float]:
-        """The same of each client by its name; without those that were held out of training."""
+        """The same for each client, by name; clients that were held out of training are left out."""
         lines = [line for line in Result(self.folder, self.metrics).clients if not line.get("held_out")]
         return {self.names[line["client"]]: _number(line["accuracy"]) for line in lines}
 
@@ -160,7 +160,7 @@ class Federated:
         return export(subject, Path(out), onnx=onnx, quantile=quantile)
 
     def _number(self, client: int | str) -> int:
-        """A client by its name, or else its number."""
+        """A client by its name, or else by its number."""
         found = self.names.index(str(client)) if str(client) in self.names else client
         if not isinstance(found, int) or not 0 <= found < len(self.names):
             raise UserError(f"there is no client {client!r}. {did_you_mean(str(client), self.names)}")

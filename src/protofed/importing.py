@@ -1,4 +1,4 @@
-"""Things that are named by import path: "mypackage.module:Name"."""
+"""Objects named by import path: "mypackage.module:Name"."""
 
 import contextlib
 import hashlib
@@ -30,8 +30,8 @@ def is_path(name: Any) -> TypeGuard[str]:
 
 
 class Catalogue(Mapping[str, T]):
-    """What comes with protofed, by name. Its file is imported when it is looked up, so that a client of a federation
-    loads its own method and model alone."""
+    """What comes with protofed, by name. A file is imported when its name is looked up, so a client of a federation
+    loads only its own method and model."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         """`places`: the import path of every name."""
@@ -46,7 +46,7 @@ class Catalogue(Mapping[str, T]):
         return found
 
     def defined(self, attribute: str) -> T:
-        """The class of this name: for the `__getattr__` of the package that has this table."""
+        """The class with this name, for the `__getattr__` of the package that has this table."""
         for place in self.places.values():
             if place.endswith(f":{attribute}"):
                 return self._at(place)
@@ -62,14 +62,14 @@ class Catalogue(Mapping[str, T]):
         return len(self.places)
 
     def name_of(self, kind: type) -> str | None:
-        """By which name a class is found here; nothing is imported."""
+        """The name under which a class is listed here. Nothing is imported."""
         place = f"{kind.__module__}:{kind.__qualname__}"
         return next((name for name, known in self.places.items() if known == place), None)
 
 
 @contextlib.contextmanager
 def only_these(paths: Iterable[str]) -> Iterator[None]:
-    """In this context nothing is imported but these paths: for what somebody else may have written."""
+    """Inside this context, only these paths are imported: for files that somebody else may have written."""
     token = _only.set(frozenset(paths))
     try:
         yield
@@ -79,8 +79,8 @@ def only_these(paths: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _here_first() -> Iterator[None]:
-    """The folder one works in counts, as with `python -m`: first while something is looked for, and last after that, so
-    that no file in it is taken for a library that is imported later."""
+    """Put the working folder on Python's path, as `python -m` does: first during a lookup, last afterwards, so that no
+    file in it is taken for a library that is imported later."""
     here = str(Path.cwd())
     if "" in sys.path or (here in sys.path and here not in _added):
         yield
@@ -94,7 +94,7 @@ def _here_first() -> Iterator[None]:
 
 
 def imported(key: str, path: str) -> Any:
-    """What an import path names."""
+    """The object at an import path."""
     allowed = _only.get()
     if allowed is not None and path not in allowed:
         raise UserError(f"{key} = {path!r} is code, which is not imported here: a run's folder is read as data.")
@@ -128,7 +128,8 @@ def own_function(key: str, path: str, what: str) -> Callable[..., Any]:
 
 
 def files_of(path: str) -> list[Path]:
-    """The files that importing a path begins with: its packages' and its module's. Nothing is imported."""
+    """The files that importing this path would begin with: those of its packages and its module. Nothing is
+    imported."""
     found: list[Path] = []
     where: list[str] | None = None
     names = path.partition(":")[0].split(".")
@@ -152,7 +153,7 @@ def _spec(name: str, where: list[str] | None) -> Any:
 
 
 def code_fingerprint(path: str) -> str:
-    """Of the file that an import path leads to, as it is now; empty where that is not a file of Python's."""
+    """A hash of the file behind an import path as it is now; empty if that is not a Python file."""
     module = path.partition(":")[0].rpartition(".")[2]
     try:
         files = files_of(path)
@@ -175,7 +176,7 @@ def path_of(thing: Any) -> str | None:
 
 
 def error_in_words(error: BaseException) -> str:
-    """An error of the user's own code in a few words: which, where, and the first line of what it says."""
+    """An error of the user's own code in a few words: its type, its first line, and where it was raised."""
     said = (str(error).strip() or "no reason given").splitlines()[0].rstrip(".")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.sep + "protofed" + os.sep not in f.filename]
     place = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")]

@@ -152,7 +152,7 @@ def train(
     `one_step` is called in place of `train_step`.
 
     Every phase sees the same batches in the same order, as in the papers' code. With a `pace` below 1 a client takes
-    that share of each phase's steps, of which an epoch has `each`; its last epoch is then the last so many steps.
+    that share of each phase's steps, of which an epoch has `each`; its last epoch is then its last `each` steps.
     """
     key = random.fold(key, -1)  # independent of what the method draws with the same key
     losses: list[Tensor] = []

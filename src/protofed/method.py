@@ -177,6 +177,10 @@ class Method(ABC):
         """What is sent to these clients? An `Each` gives one row to each of them."""
         return server
 
+    def newcomer(self, server: Tree) -> Tree:
+        """What is sent to a client that joins later, which the server knows nothing of? Not an `Each`."""
+        return self.broadcast(server, torch.zeros(1, dtype=torch.int64))
+
     def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
         """What does a client start from?"""
         return client

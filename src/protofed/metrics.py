@@ -36,7 +36,7 @@ class Correct(NamedTuple):
         return [float(r / n) if n > 0 else None for r, n in zip(self.right, self.samples, strict=True)]
 
     def balanced(self) -> float | None:
-        """Balanced accuracy: the mean over classes of the share of right answers, of the classes with samples."""
+        """Balanced accuracy: the share of right answers in each class, averaged over the classes with samples."""
         return spread(self.per_class()).mean
 
 
@@ -103,9 +103,10 @@ def _in_one(said: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def auc(correct: Correct) -> float | None:
-    """Area under the ROC curve from the scores that a count kept: the share of pairs of a sample of a class and one of
-    another class in which the first has the higher odds of the class, where a tie counts half; the mean over the
-    classes that have both. Of two classes both have the same. None if no class has both."""
+    """Area under the ROC curve, from the scores that a count kept. For each class, it is the share of pairs (a sample
+    of the class and one of another class) in which the first has the higher odds of the class; ties count half. Then
+    the mean over the classes that have both kinds of samples. With two classes, both have the same area. None if no
+    class has both."""
     if not correct.said:
         return None
     scores, y = (part.cpu().numpy() for part in _in_one(correct.said))
@@ -125,7 +126,7 @@ def _odds(scores: np.ndarray, c: int) -> np.ndarray:
 
 
 def _area(odds: np.ndarray, positive: np.ndarray) -> float:
-    """The share of pairs in the right order: by ranks, of which equal odds share the mean."""
+    """The share of pairs in the right order, computed from ranks; equal odds share their mean rank."""
     _, place, many = np.unique(odds, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(many) - (many - 1) / 2)[place]
     p, n = int(positive.sum()), int((~positive).sum())
@@ -133,7 +134,7 @@ def _area(odds: np.ndarray, positive: np.ndarray) -> float:
 
 
 class Spread(NamedTuple):
-    """How a number is spread over clients."""
+    """How a number varies over clients."""
 
     mean: float | None
     std: float | None  # of the population

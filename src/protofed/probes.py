@@ -11,7 +11,7 @@ from protofed.data.split import Split
 from protofed.engines import Engine, Trained
 from protofed.joining import newcomer
 from protofed.method import Spec
-from protofed.papers.theory.entry import measure_round, why_not
+from protofed.papers.theory.rounds import measure_round, why_not
 from protofed.runs.cohort import held_out
 from protofed.runs.folder import RunFolder
 from protofed.runs.probes import Probes
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Pictures(Probes):
-    """What a server of a federation draws, which has no client's samples."""
+    """What a federation's server draws: it has no client's samples."""
 
     def pictures(self, folder: RunFolder, method: str, clients: Sequence[Mapping[str, Any]]) -> None:
         from protofed.report import pictures  # with Matplotlib, which takes its time
@@ -81,7 +81,7 @@ ALL, PICTURES = AllProbes(), Pictures()
 
 
 def with_probes(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function with all probes, unless it is called with others."""
+    """The same function, with all probes as the default."""
 
     @functools.wraps(function)
     def probed(*args: P.args, **kwargs: P.kwargs) -> T:

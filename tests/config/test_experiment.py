@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import tomli_w
 
+from protofed.config import schema
 from protofed.config.experiment import Experiment
 from protofed.config.files import EXTENDS, find, override, read_tables, shipped_experiments
+from protofed.config.misspelt import refuse_misspelt
 from protofed.errors import UserError
 from protofed.methods import METHODS
 from protofed.methods.fedproto import FedProto
@@ -47,6 +49,36 @@ def test_a_shipped_experiment_repeats_nothing_of_the_one_it_extends(tmp_path: Pa
 def keys_of(table: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, value in table.items():
         yield from keys_of(value, (*above, key)) if isinstance(value, dict) else [(*above, key)]
+
+
+MISSPELT = (
+    "epchs=3", "sizee=3", "method=fedprto", "method=[1]", "model=cnn", "model=['cnn_digits','x']", "extends='x'",
+    "partition=dirichlt", "evaluate.evry=1", "data.nam='x'", "attack.rulee=1", "privacy.epsilo=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", MISSPELT)
+def test_a_misspelt_key_is_refused_in_the_same_words_with_and_without_pytorch(word: str) -> None:
+    with pytest.raises(UserError) as whole:
+        Experiment.load("demo", word)
+    with pytest.raises(UserError) as light:
+        refuse_misspelt("demo", word)
+    assert str(light.value) == str(whole.value)
+
+
+@pytest.mark.parametrize("word", ["lr=0.1", "lam=1", "momentum=0.1", "optimizer.lrr=1", "method.lm=1"])
+def test_a_key_that_may_be_meant_for_a_section_waits_for_its_class(word: str) -> None:
+    refuse_misspelt("demo", word)
+    with pytest.raises(UserError, match=r"unknown key .*Did you mean"):
+        Experiment.load("demo", word)
+
+
+def test_what_is_not_misspelt_passes() -> None:
+    for name in shipped_experiments():
+        refuse_misspelt(name)
+    for name in METHODS:
+        refuse_misspelt("demo", f"method={name}", f"method.{next(iter(schema.fields(METHODS[name])))}=1")
+    refuse_misspelt("demo", "method=own.module:Method", "model=own.module:Net", "partition=flwr:IidPartitioner")
 
 
 def test_what_is_no_experiment_is_refused_in_one_line() -> None:

@@ -67,6 +67,16 @@ def test_step_sizes_and_batches_are_the_clients_where_they_are_so_there() -> Non
     found = translated("main.py -algo FedPAC -lr 0.03 -pls 4")
     assert found.tables["method"] == {"name": "fedpac", "lam": 1.0, "head_lr": 0.03}
     assert found.notes == ["-pls 4 has no effect on FedPAC there, and is left out"]
+    gh = {
+        "name": "fedgh",
+        "server_lr": 0.1,
+        "server_batch": 16,
+        "scored_by": "newest",
+    }  # clients receive, then are tested
+    assert translated("main.py -algo FedGH -slr 0.1 -lbs 16").tables["method"] == gh
+    assert translated("main.py -algo FedGH -slr 0.1 -lbs 16 -se 3").tables["method"] == gh | {"server_epochs": 3}
+    assert translated("main.py -algo FedGH -se 3").notes == []
+    assert translated("main.py -algo FedGH -m HtFE8").tables["method"]["server_epochs"] == 1000  # HtFLlib's default
     assert translated("main.py -algo GPFL -lam 0.01 -mu 0.1").tables["method"] == {
         "name": "gpfl", "lam": 0.01, "mu": 0.1, "conditions": "trained", "length": "batch",
     }  # fmt: skip
@@ -90,7 +100,11 @@ def test_what_has_no_counterpart_is_named() -> None:
     [
         ("main.py -data MNIST -zz 1 --learning_rates 3", "^-zz, --learning_rates: no flag of PFLlib's main.py, nor of"),
         ("main.py --lambda 1", "Did you mean --lamda for --lambda"),
-        ("main.py -algo SCAFFOLD", "-algo SCAFFOLD has no counterpart here"),
+        ("main.py -algo SCAFFOLD", r"-algo SCAFFOLD has no counterpart here\. Import a command of FedAvg, Local, "),
+        (
+            "main.py -algo FedROT",
+            r"has no counterpart here\. Did you mean FedROD for FedROT\? Import a command of FedAvg",
+        ),
         ("main.py -algo FedPCL", "-algo FedPCL has no counterpart here: its clients train whole models"),
         ("main.py -gr many", r"-gr many should be a whole number\. Correct it"),
         ("main.py -lr", "-lr has no value"),

@@ -14,8 +14,8 @@ from small_runs import StopAfter, final_state, small
 from protofed import Experiment, UserError, run
 from protofed.data.batches import Federation
 from protofed.data.computed import Gaussians, PerClient
+from protofed.data.computed_batches import DrawnFederation
 from protofed.data.domain import Domain
-from protofed.data.drawn import DrawnFederation
 from protofed.report.runs import read_run
 from protofed.runs.loop import Interrupted
 from protofed.runs.setup import prepare, prepare_split

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ragged
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
 
-from protofed.method import Batch, Client, LocalData, Mean, Spec
+from protofed.method import Batch, Client, LocalData, Mean, Params, Spec
 from protofed.methods.fedpac import FedPAC, mixtures
 from protofed.models import Net, chain
 from protofed.models.functional import FunctionalModel, state
@@ -140,17 +141,119 @@ def test_heads_are_mixed_for_their_own_clients() -> None:
         expected = PARAMS["head.fc.weight"]
         if who == 6:
             weights = mixed[2] * (mixed[2] >= method.least)
+            weights = weights / weights.sum()
             expected = sum(weights[j] * (PARAMS["head.fc.weight"] + j) for j in range(4))  # type: ignore[assignment]
         torch.testing.assert_close(got.params["head.fc.weight"], expected, msg=f"client {who}")
     body = server["body"]["params"]["body.fc.weight"]
     torch.testing.assert_close(body, PARAMS["body.fc.weight"] + 0.75)  # the mean of 0, 0, 1 and 2, by samples
     torch.testing.assert_close(method.prototypes(server).value[3, 0], up["prototypes"].value[3])
     kept = FedPAC(smallest=0.0, least=0.25).aggregate(method.init_server(SPEC), up, cohort)
-    expected = (mixed * (mixed >= 0.25)) @ torch.cat([v.flatten(1) for v in rows["head"].values()], 1)
-    torch.testing.assert_close(kept["heads"].total[:3], expected[:3])
+    large = mixed[:3] * (mixed[:3] >= 0.25)
+    assert bool((large.sum(1) < 0.999).any()), "something is left out"
+    expected = large / large.sum(1, keepdim=True) @ torch.cat([v.flatten(1) for v in rows["head"].values()], 1)
+    torch.testing.assert_close(kept["heads"].total[:3], expected)
     none = FedPAC(smallest=0.0, least=1.0).aggregate(method.init_server(SPEC), up, cohort)["heads"]
     assert none.weight.tolist() == [float(row.max() == 1) for row in mixed[:3]] + [0.0], "else nothing would be mixed"
     coarse = FedPAC(smallest=100.0).aggregate(method.init_server(SPEC), up, cohort)["heads"].total
     assert not torch.allclose(coarse, server["heads"].total)
     assert not any(name.startswith("head.") for name in server["body"]["params"])
     assert isinstance(method.init_client(SPEC), Client)
+
+
+class Loops:
+    """FedPAC in loops over single samples; a mixture waits for its client until that takes part again."""
+
+    def __init__(self, method: FedPAC) -> None:
+        self.method, self.first = method, ragged.newcomer(method).params
+        self.body = {n: v for n, v in self.first.items() if n.startswith("body.")}
+        self.prototypes: dict[int, torch.Tensor] = {}
+        self.clients: dict[int, Params] = {}
+        self.mixed: dict[int, Params] = {}
+
+    def statistics(self, p: Params, number: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
+        pairs = [(ragged.embedding(p, x), y) for x, y in ragged.listed(number)]
+        means, n = ragged.class_means(pairs), max(1, len(pairs))
+        spread, told = torch.zeros((), dtype=torch.float64), torch.zeros(ragged.CLASSES, ragged.DIM).double()
+        for c, mean in means.items():
+            square = [(z**2).sum() for z, y in pairs if y == c]
+            share = len(square) / n
+            spread += share * sum(square) / len(square) - share**2 * (mean**2).sum()
+            told[c] = share * mean
+        return spread / n, told, means
+
+    def body_loss(self, p: Params, batch: list[Any], own: dict[int, torch.Tensor]) -> torch.Tensor:
+        value = torch.zeros((), dtype=torch.float64)
+        for x, y in batch:
+            z = ragged.embedding(p, x)
+            value = value + ragged.entropy(ragged.logits(p, z), y)
+            if self.prototypes:
+                value = value + self.method.lam * ((z - self.prototypes.get(y, own[y])) ** 2).mean()
+        return value / len(batch)
+
+    def plain(self, p: Params, batch: list[Any]) -> torch.Tensor:
+        found = [ragged.entropy(ragged.logits(p, ragged.embedding(p, x)), y) for x, y in batch]
+        return torch.stack(found).mean()
+
+    def round(self, cohort: tuple[int, ...]) -> None:
+        told, models, pairs = {}, [], []
+        for number in cohort:
+            p = self.clients.get(number, self.first) | self.body | self.mixed.get(number, {})
+            spread, means, own = self.statistics(p, number)
+            p = ragged.trained(p, number, self.plain, ("head.",), self.method.head_epochs, self.method.head_lr)
+            p = ragged.trained(p, number, lambda q, batch, own=own: self.body_loss(q, batch, own), ("body.",))  # type: ignore[misc]
+            self.clients[number] = p
+            models.append((float(len(ragged.listed(number))), {n: p[n] for n in self.body}))
+            pairs += [(ragged.embedding(p, x), y) for x, y in ragged.listed(number)]
+            if ragged.listed(number):
+                told[number] = spread, means
+        self.body = ragged.mean_by(models, self.body)
+        self.prototypes |= ragged.class_means(pairs)
+        spreads, rows = (torch.stack(parts) for parts in zip(*told.values(), strict=True))
+        weights = mixtures(spreads, rows, torch.ones(len(told), dtype=torch.bool), self.method.smallest)
+        weights = weights * (weights >= self.method.least)
+        weights = weights / weights.sum(1, keepdim=True)
+        for number, row in zip(told, weights, strict=True):
+            heads = [{n: v for n, v in self.clients[other].items() if n.startswith("head.")} for other in told]
+            self.mixed[number] = {n: sum(a * head[n] for a, head in zip(row, heads, strict=True)) for n in heads[0]}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("reading", ["paper", "official"])
+def test_rounds_in_loops(reading: str) -> None:
+    method = FedPAC.preset(reading, lam=0.7, head_lr=0.3)
+    played, loops = ragged.play(method), Loops(method)
+    for cohort in ragged.COHORTS:
+        loops.round(cohort)
+    for name, value in loops.body.items():
+        ragged.close(played.server["body"]["params"][name], value, name)
+    for c, value in loops.prototypes.items():
+        ragged.close(played.server["prototypes"].value[c], value, f"class {c}")
+    for number, params in loops.clients.items():
+        for name, value in params.items():
+            ragged.close(played.clients[number].params[name], value, f"client {number}, {name}")
+
+
+def test_a_mixture_waits_for_a_client_that_is_absent() -> None:
+    """Client 1 takes part in round 0 and again in round 2."""
+    method = FedPAC(smallest=0.0)
+    played = ragged.play(method)
+    after_first, after_second = played.servers[1], played.servers[2]
+
+    def head(server: Any, number: int) -> Mean:
+        sent: Mean = deal(method.broadcast(server, torch.tensor([3, number])), 1)["head"]
+        return sent
+
+    assert float(head(after_first, 1).weight) == float(head(after_second, 1).weight) == 1.0
+    assert torch.equal(head(after_second, 1).total, head(after_first, 1).total)
+    assert not torch.equal(head(after_second, 0).total, head(after_first, 0).total), "client 0 took part in round 1"
+    assert sorted(after_second["owners"].tolist()) == [0, 1, 2, 3, 4], "each of them once"
+    assert float(head(after_second, 4).weight) == 0.0, "it has no samples, and keeps the head it has"
+
+
+def test_a_newcomer_keeps_its_own_head() -> None:
+    method = FedPAC()
+    server = ragged.play(method).server
+    down = method.newcomer(server)
+    start = ragged.newcomer(method)
+    got = method.receive(ragged.MODEL, start, ragged.local_data(1, 0), down)
+    assert torch.equal(got.params["head.fc.weight"], start.params["head.fc.weight"])
+    assert torch.equal(got.params["body.fc.weight"], server["body"]["params"]["body.fc.weight"])

@@ -26,9 +26,10 @@ from ragged import (
 from torch import Tensor
 
 from protofed.method import Params
-from protofed.methods.gpfl import ADDED, GPFL, TABLE
+from protofed.methods.gpfl import GPFL
 
-PRIVATE = "head."
+PRIVATE, TABLE = "head.", "classes.table"
+ADDED = ("classes.", "valve.")  # what has a weight decay of its own
 
 
 def opened(p: Params, part: str, condition: Tensor) -> Tensor:

@@ -178,12 +178,16 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"conditions": "trained", "length": "batch"},  # PFLlib d832e76, by the same authors
     ),
     # The six that follow: the texts and command lines of their own authors.
-    "fedgh": ({"server_epochs": 1, "server_lr": 0.01, "server_batch": 10}, {}, {}),
+    "fedgh": (
+        {"server_epochs": 1, "server_lr": 0.01, "server_batch": 10, "scored_by": "own"},
+        {},
+        {"scored_by": "newest"},  # HtFLlib e959261: clients receive the head before they are tested
+    ),
     "fedorgp": (GENERATED | {"align": 100.0, "together": 1.0, "orthogonal": 10.0, "server_epochs": 1}, {}, {}),
     "fedpac": (
-        {"lam": 1.0, "head_epochs": 1, "head_lr": 0.1, "smallest": 0.01, "least": 0.001},
-        {"smallest": 0.0, "least": 0.0},  # the text's problem as it stands
-        {},  # the authors' code drops small eigenvalues and small weights
+        {"lam": 1.0, "head_epochs": 1, "head_lr": 0.1, "smallest": 0.0, "least": 0.001},
+        {"least": 0.0},  # the text's problem as it stands
+        {},  # the authors' code leaves out small weights
     ),
     "fedtgp": (
         GENERATED | {"inference": "proto", "lam": 1.0, "server_epochs": 100, "threshold": 100.0},

@@ -57,6 +57,23 @@ def test_a_client_is_scored_with_what_it_downloaded(kind: type[FedNH] | type[Fed
 
 
 @pytest.mark.parametrize("kind", [FedNH, FedProto])
+def test_what_it_downloads_next_takes_the_place_of_what_it_had(kind: type[FedNH] | type[FedProto]) -> None:
+    method = kind(scored_by="downloaded")
+    client = method.init_client(SPEC)
+    for rows, expected in ((OLD, 0), (NEW, 1), (OLD, 0)):
+        client = method.receive(Identity(), client, DATA, down(method, rows))
+        _, client = method.upload(Identity(), client, DATA, down(method, rows))
+        assert said(method, client, rows.flip(0)) == expected
+
+
+def test_a_class_that_the_server_has_forgotten_is_forgotten_with_the_next_download() -> None:
+    method, one = FedProto(scored_by="downloaded"), torch.tensor([0.0, 1.0])
+    client = method.receive(Identity(), method.init_client(SPEC), DATA, down(method, OLD))
+    client = method.receive(Identity(), client, DATA, down(method, OLD * one[:, None], one))
+    assert method.prototypes_of(client, Mean(OLD * one[:, None], one)).weight.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("kind", [FedNH, FedProto])
 def test_or_with_the_newest(kind: type[FedNH] | type[FedProto]) -> None:
     method = kind(scored_by="newest")
     client = method.receive(Identity(), method.init_client(SPEC), DATA, down(method, OLD))

@@ -189,6 +189,16 @@ def test_a_client_of_fedgh_starts_from_the_servers_head_and_keeps_its_body() -> 
     assert float(method.loss(MODEL, got, alone, down)) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("reading", ["paper", "official"])
+def test_fedgh_scores_with_the_head_a_client_trained_or_with_the_newest(reading: str) -> None:
+    method = FedGH.preset(reading)
+    own = {name: value + torch.arange(value.numel()).reshape(value.shape) for name, value in HEAD.items()}
+    down = method.broadcast(method.init_server(SPEC), COHORT)
+    got = method.predict(MODEL, Client(own, {}), batch().x, down)["head"]
+    head = own if reading == "paper" else HEAD
+    torch.testing.assert_close(got, batch().x @ head["head.fc.weight"].T + head["head.fc.bias"])
+
+
 def batch() -> Batch:
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, -1.0], [9.0, 9.0]])
     return Batch(x, torch.tensor([0, 0, 2, 0]), torch.tensor([1.0, 1, 1, 0]))  # the last one is padding

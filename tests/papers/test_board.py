@@ -66,6 +66,28 @@ def test_a_setting_that_is_not_measured_is_named_and_not_shown(measured: EntryRe
     assert "<table" not in board.board_page({})
 
 
+def test_reported_numbers_stand_next_to_ours() -> None:
+    name = "board/pfllib-fashion-pathological"
+    entry = load_entry(name)
+    rows: dict[str, dict[str, list[float | None]]] = {
+        "fedavg": {"best round": [0.98], "global model, best round": [0.8]},
+        "fedper": {"best round": [0.99], "own test, by head": [0.985]},
+    }
+    page = board.board_page({name: EntryResult(name, "", [0], rows, [], {}, "2 CPU cores", {})})
+    own = page.split("## ")[-1]
+    heads = re.findall(r'<th scope="col">([^<]*)</th>', own)
+    lines = {cells[0]: cells for cells in (re.findall(r"<td>(.*?)</td>", line) for line in own.splitlines()) if cells}
+
+    def cell(row: str, head: str) -> str:
+        return re.sub("<[^>]*>", "", lines[row][heads.index(head)])
+
+    assert "own test, by head (%), theirs" not in heads, "they report no such number"
+    assert (cell("fedper", "best round (%)"), cell("fedper", "best round (%), theirs")) == ("99.00", "99.47")
+    assert cell("fedavg", "best round (%), theirs") == "", "it is tested before training there"
+    assert cell("fedavg", "global model, best round (%), theirs") == "80.41"
+    assert entry.paper_number("fedavg", "best round") is None
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with opened(tmp_path_factory.mktemp("profile")) as browser:

@@ -22,7 +22,7 @@ from rich.console import Console
 from protofed import cli, run
 from protofed.config.experiment import Experiment
 from protofed.errors import UserError
-from protofed.papers.reproduce import board, embed, figures, page, pages, plan, render
+from protofed.papers.reproduce import board, embed, figures, pages, plan, published, render
 from protofed.papers.reproduce import run as running
 from protofed.papers.reproduce.entry import PaperColumn, PaperEntry, entry_names, load_entry, parse
 from protofed.papers.reproduce.measure import Done, Views, value
@@ -193,7 +193,7 @@ def test_what_is_not_measured_yet_is_named() -> None:
 @pytest.mark.parametrize("wide", [30, 40, 80, 120, 200])
 def test_tables_fit_the_screen(wide: int) -> None:
     """Whole names and whole numbers, whatever the width."""
-    entry, measured = load_entry("fedproto/table-mnist"), page.kept()["fedproto/table-mnist"]
+    entry, measured = load_entry("fedproto/table-mnist"), published.kept()["fedproto/table-mnist"]
     console = Console(width=wide, record=True, file=io.StringIO())
     render.entry_text(console, entry, measured)
     text = console.export_text()
@@ -259,6 +259,22 @@ def test_metrics(tmp_path: Path) -> None:
     assert found["acc@time:no"] is None
     assert found["domain:m"] == pytest.approx(0.6)
     assert found["spread:pm_l"] == pytest.approx(np.std([0.5, 0.7, 0.7]))
+
+
+def test_validation_samples_choose_a_round_for_each_kind_of_model(tmp_path: Path) -> None:
+    keys = ("validation_mean", "validation_global_mean", "accuracy_mean", "accuracy_global_mean")
+    rows = [(0.5, 0.9, 0.61, 0.41), (0.8, 0.7, 0.62, 0.42), (0.8, 0.6, 0.99, 0.98)]
+    lines = [{"round": r, **dict(zip(keys, row, strict=True))} for r, row in enumerate(rows, 1)]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = Done(Cell({}, Experiment(), "0"), Result(tmp_path, {}))
+    views = Views(_entry(), None, tmp_path)
+
+    def of(metric: str) -> float | None:
+        return value(metric, done, lambda method: None, views)
+
+    assert of("accuracy_mean@chosen") == 0.62, "the first of the rounds that are best by the clients' models"
+    assert of("accuracy_global_mean@chosen") == 0.41, "the best by the global model"
+    assert of("accuracy_global_mean@best") == 0.98
 
 
 def test_numbers_of_embeddings() -> None:
@@ -464,7 +480,7 @@ def test_time_that_is_up_stops_cleanly() -> None:
     words = ("fednh/figure-2", "--quick", "--out", "out", "--jobs", "1")
     done = _reproduce(*words, "--limit", "1s")
     assert done.returncode == 130, done.stdout + done.stderr
-    assert "time is up before all was finished. The same command goes on." in done.stdout
+    assert "time is up before all was finished. Run the same command to continue." in done.stdout
     assert 1 <= EntryResult.load(Path("out/fednh/figure-2-quick/result.json")).missing <= 6  # some may have been done
 
 
@@ -487,7 +503,7 @@ def test_a_part_of_the_runs() -> None:
     done = _reproduce(*words, "--only", "seed=0", "--only", "method=fedpr")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
-        "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' goes on with the same --out."
+        "3 runs are not finished; 'protofed reproduce fedpr/figure-2 --quick' continues with the same --out."
         in done.stdout
     )
     measured = EntryResult.load(Path("out/fedpr/figure-2-quick/result.json"))
@@ -593,7 +609,7 @@ def test_unipen_stands_in_for_femnist(real_data: Path, tmp_path: Path) -> None:
 
 def test_the_pages_of_results_are_what_their_generator_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    written = pages.pages(page.kept())
+    written = pages.pages(published.kept())
     assert set(pages.FOLDER.iterdir()) | {pages.OVERVIEW, board.PAGE} == set(written)
     for path, text in written.items():
         assert path.read_text(encoding="utf-8") == text
@@ -601,16 +617,16 @@ def test_the_pages_of_results_are_what_their_generator_writes(monkeypatch: pytes
 
 def test_what_is_measured_has_a_finding() -> None:
     """The overview says in a sentence what every table shows."""
-    overview = pages.pages(page.kept())[pages.OVERVIEW]
+    overview = pages.pages(published.kept())[pages.OVERVIEW]
     for name in entry_names():
         finding = load_entry(name).finding
-        assert (name in page.kept()) == bool(finding), name
+        assert (name in published.kept()) == bool(finding), name
         assert finding in overview
         assert f"(results/{name.partition('/')[0]}.md#{name.replace('/', '')})" in overview
 
 
 def test_write_brings_results_into_the_page() -> None:
-    for path in (pages.OVERVIEW, page.NUMBERS):
+    for path in (pages.OVERVIEW, published.NUMBERS):
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, path)
     columns = [column.name for column in load_entry("fedpr/figure-2").columns]
@@ -619,22 +635,28 @@ def test_write_brings_results_into_the_page() -> None:
     measured = EntryResult("fedpr/figure-2", "", [0, 1], rows, [], {"r": 30.0, "s": 30.0}, "a machine", {})
     measured.save(result)
     picture.write_bytes(b"a picture")
-    assert page.write_page(Path("out"))[0].startswith("fedpr/figure-2: left as it is: its 6 runs are of other settings")
-    numbers = json.loads(page.NUMBERS.read_text())
-    page.NUMBERS.write_text(json.dumps(numbers | {"fedpr/figure-2": numbers["fedpr/figure-2"] | {"runs": {"x": 1.0}}}))
-    assert page.write_page(Path("out"))[0] == "fedpr/figure-2: 2 seeds, instead of 1 runs of other settings or data"
+    assert published.write_page(Path("out"))[0].startswith(
+        "fedpr/figure-2: left as it is: its 6 runs are of other settings"
+    )
+    numbers = json.loads(published.NUMBERS.read_text())
+    published.NUMBERS.write_text(
+        json.dumps(numbers | {"fedpr/figure-2": numbers["fedpr/figure-2"] | {"runs": {"x": 1.0}}})
+    )
+    assert (
+        published.write_page(Path("out"))[0] == "fedpr/figure-2: 2 seeds, instead of 1 runs of other settings or data"
+    )
     text = (pages.FOLDER / "fedpr.md").read_text(encoding="utf-8")
     assert "| fedpr | 94.62 | 94.62 ± 0.00 | +0.00 |" in text
     assert "measured, 2 seeds: 60 s of runs on a machine" in text
     assert "](../images/reproduce/fedpr-figure-2-figure.png)" in text
     assert Path("docs/images/reproduce/fedpr-figure-2-figure.png").read_bytes() == b"a picture"
-    assert json.loads(page.NUMBERS.read_text())["fedpr/figure-2"]["seeds"] == [0, 1]
+    assert json.loads(published.NUMBERS.read_text())["fedpr/figure-2"]["seeds"] == [0, 1]
 
     # another machine has made one of the runs anew
     rows = {"fedpr": {name: [None, 0.96] for name in columns}}
     measured._replace(rows=rows, runs={"r": None, "s": 39.0}, machine="another").save(result)
     picture.write_bytes(b"of one run")
-    said = page.write_page(Path("out"))[0]
+    said = published.write_page(Path("out"))[0]
     assert said.startswith("fedpr/figure-2: 2 seeds, runs that stay from before: 1, and so do its pictures")
     text = (pages.FOLDER / "fedpr.md").read_text(encoding="utf-8")
     assert "| fedpr | 94.62 | 95.31 ± 0.69 | +0.69 |" in text
@@ -646,12 +668,12 @@ def test_write_brings_results_into_the_page() -> None:
     measured._replace(rows=rows, runs={"r": None, "s": 9.0}, machine="a third").save(result)
     far = f"{2 * len(columns)} numbers on a third, 0.50 points apart on average, 1.00 at most"
     far += f" (fedpr, {columns[0]}, seed 1: 95.00 instead of 96.00)"
-    assert page.note_difference(Path("out")) == [f"fedpr/figure-2: {far}"]
+    assert published.note_difference(Path("out")) == [f"fedpr/figure-2: {far}"]
     text = (pages.FOLDER / "fedpr.md").read_text(encoding="utf-8")
     assert f"Repeated runs: {far}." in text
     assert "| fedpr | 94.62 | 95.31 ± 0.69 | +0.69 |" in text
     shutil.rmtree("out")
-    assert page.note_difference(Path("out"))[0].startswith("nothing is noted")
+    assert published.note_difference(Path("out"))[0].startswith("nothing is noted")
 
 
 def test_how_far_numbers_are_from_those_of_before() -> None:
@@ -710,10 +732,10 @@ def test_a_line_is_of_seeds_that_all_its_points_have() -> None:
 
 
 def test_a_figure_of_numbers_is_drawn_anew_when_numbers_join() -> None:
-    for path in (pages.OVERVIEW, page.NUMBERS):
+    for path in (pages.OVERVIEW, published.NUMBERS):
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, path)
-    kept = page.kept()["fednh/figure-4"]
+    kept = published.kept()["fednh/figure-4"]
     missing = next(run for run, seconds in kept.runs.items() if seconds is None)
     rows: dict[str, dict[str, list[float | None]]] = {"fednh": {"CIFAR-10, GM, rho = 0.1": [None, 0.5, None]}}
     some = kept._replace(rows=rows, runs={run: 1.0 if run == missing else None for run in kept.runs})
@@ -721,5 +743,5 @@ def test_a_figure_of_numbers_is_drawn_anew_when_numbers_join() -> None:
     picture = pages.IMAGES / "fednh-figure-4-figure.png"
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"an old one")
-    assert "pictures" not in page.write_page(Path("out"))[0]
+    assert "pictures" not in published.write_page(Path("out"))[0]
     assert picture.stat().st_size > 5000

@@ -30,9 +30,9 @@ from protofed.ops.optim import Optimizer
 from protofed.ops.trees import deal, under
 from protofed.papers.theory import bounds, estimators
 from protofed.papers.theory.bounds import Constants
-from protofed.papers.theory.entry import measure_round
 from protofed.papers.theory.guidance import LABEL, guidance
 from protofed.papers.theory.measure import ClientRound
+from protofed.papers.theory.rounds import measure_round
 from protofed.papers.theory.table import _span, advice
 from protofed.papers.theory.theorems import THEOREMS, OfFedNH, Round
 from protofed.runs.loop import Interrupted

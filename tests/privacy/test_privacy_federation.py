@@ -200,7 +200,7 @@ def test_a_clip_that_leaves_nothing_is_told_by_the_client_alone(tmp_path: Path) 
     ("words", "said"),
     [
         (("privacy.where=server",), "privacy.where = 'server' works in simulations only, and this is a real"),
-        (("privacy.unit=sample",), "privacy.unit = 'sample' works in simulations only, and this is a real"),
+        (("privacy.unit=sample",), "privacy.unit = 'sample' needs a frozen encoder, because mlp_digits"),
         (("privacy.delta=0.4",), "privacy.delta = 0.4 is not below 1 / 3"),
         (("privacy.epsilon=0.5", "privacy.noise=0.7"), "privacy.epsilon = 0.5 is too small for one round"),
         (("method=fesem",), "can only noise means"),

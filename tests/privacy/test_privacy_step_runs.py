@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accountants import by_convolution, by_renyi
 from small_runs import StopAfter, Told, final_state
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -20,6 +21,7 @@ from protofed.ops import random
 from protofed.ops.trees import alone, deal, map_nodes, merge, under
 from protofed.privacy.accounting import NOTHING, PaidSteps, spent
 from protofed.privacy.ledger import LEDGER, Released, SpendingLedger
+from protofed.privacy.release import Layout
 from protofed.runs import dpsgd
 from protofed.runs.dpsgd import NoisySteps
 from protofed.runs.folder import RunFolder
@@ -40,6 +42,7 @@ LOUD = (
     "privacy.noise=1e-5",
     "privacy.sgd_clip=1000",
 )
+SUMMED = ("privacy.where=sum", "privacy.secure_sum=true", "privacy.bits=48", "privacy.range=1000")
 METHODS = ("fedavg", "fedproto", "fednh", "fedpr", "spfedcl")
 
 
@@ -68,9 +71,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # what is computed
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "where"), [*((method, ()) for method in METHODS), ("fedavg", SUMMED), ("fedproto", SUMMED)]
+)
 def test_without_noise_and_clip_a_run_is_plain_sgd_on_the_same_batches(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: str, where: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that the steps drew, the sum of their samples' gradients over batch_size, and an optimiser with
     momentum, weight decay and another step size in the second round."""
@@ -83,7 +88,7 @@ def test_without_noise_and_clip_a_run_is_plain_sgd_on_the_same_batches(
         "local_epochs=2",
     )
     longest = "privacy.clip=2" if method in ("fednh", "spfedcl") else "privacy.clip=50"  # of length 1, or any
-    plan = small(f"method={method}", "rounds=2", *LOUD, longest, *more)
+    plan = small(f"method={method}", "rounds=2", *LOUD, longest, *more, *where)
     run(plan, "out")
     engine, kind = prepare(plan).reference, plan.method
     server = kind.init_server(engine.specs()[0])
@@ -223,7 +228,58 @@ def test_a_run_ends_before_a_round_that_its_budget_does_not_pay_for() -> None:
     assert any(f"stopped after round {done} of 9" in note for note in told.notes)
 
 
+def test_under_a_secure_sum_steps_have_all_of_their_noise_and_class_sums_their_shares() -> None:
+    """Three clients, of whom one may tell its share: the shares of the other two make up the noise that is paid for,
+    and the price is that of all steps and of all class sums, by Renyi divergences of our own."""
+    plan = small(*NOISE, "privacy.noise=40", "privacy.where=sum", "privacy.secure_sum=true", "privacy.dishonest=1")
+    result = run(plan, "out")
+    about, steps = result.summary["privacy"], PaidSteps(4, 0.25, 1.3)
+    assert result.summary["epsilon_spent"] == spent(40.0, 3, 1e-5, steps) < by_renyi(steps, 3, 40.0, 1e-5) <= 9
+    assert result.summary["epsilon_spent"] == pytest.approx(by_convolution(steps, 3, 40.0, 1e-5), rel=0.02)
+    assert (about["sgd_noise"], about["noise"], about["honest_answers"]) == (1.3, 40.0, 2)
+    assert about["share"] == pytest.approx(40 / 2**0.5)
+    assert all(kind == "masked sums" for line in result.rounds for kind in line["bytes_up_by"])
+    # 330 numbers of three shares: (sum of squares / 330)^0.5 = noise * clip * sqrt(3 / 2), the samples are next to none
+    heard: list[Tensor] = []
+    opened = Layout.opened
+
+    def hear(self: Any, vector: Tensor, *more: Any) -> Any:
+        heard.append(vector)
+        return opened(self, vector, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layout, "opened", hear)
+        run(plan, "again")
+    assert len(heard) == 3
+    for vector in heard:
+        assert float(vector.std()) == pytest.approx(40 * 1.5**0.5, rel=0.15)
+    engine = prepare(plan).reference
+    some = Releases(plan, engine, Path("none"), 0, lambda text: None)
+    assert some.training is not None
+    assert some.training.spread == 1.3 * plan.privacy.sgd_clip  # of each client, whatever the others do
+
+
+def test_the_models_of_a_secure_sum_are_cut_at_the_range_and_the_run_says_so() -> None:
+    told = Told()
+    more = ("method=fedavg", "rounds=1", "privacy.where=sum", "privacy.secure_sum=true", "privacy.range=0.01")
+    run(small("privacy.sgd_noise=1.3", *more), "out", watch=told)
+    assert any("were beyond privacy.range = 0.01 and were cut" in note for note in told.notes)
+    assert (
+        max(float(leaf.abs().max()) for leaf in tree_leaves(server_of("out")["params"])) <= 2**-6
+    )  # the end of the grid
+
+
 # stopped runs
+
+
+def test_a_run_under_a_secure_sum_that_is_stopped_pays_once_and_ends_the_same() -> None:
+    plan = small("privacy.sgd_noise=1.3", "method=fednh", "privacy.where=sum", "privacy.secure_sum=true")
+    run(plan, "whole")
+    with pytest.raises(RuntimeError):
+        run(plan, "out", watch=StopAfter(2, RuntimeError))
+    run(plan, "out", resume=True)
+    assert Path("out", LEDGER).read_bytes() == Path("whole", LEDGER).read_bytes()
+    assert final_state(Path("out")) == final_state(Path("whole"))
 
 
 def test_a_run_that_is_stopped_pays_once_and_ends_the_same(whole: Path) -> None:
@@ -315,7 +371,8 @@ class Mixing(nn.Module):
         (["privacy.sgd_rate=0"], "privacy.unit = 'sample' needs a frozen encoder"),
         (["privacy.unit=client"], "privacy.sgd_rate = 0.25 hides single samples. Use privacy.unit = 'sample'"),
         (["privacy.sgd_rate=0", "privacy.sgd_noise=1"], "privacy.sgd_noise = 1 has no effect without steps with noise"),
-        (["privacy.where=sum", "privacy.secure_sum=true"], "privacy.where = 'sum' does not go with privacy.sgd_rate"),
+        (["privacy.where=sum"], "privacy.where = 'sum' needs a secure sum"),
+        (["method=spfedcl", "privacy.where=sum", "privacy.secure_sum=true"], "sends"),
         (["privacy.sgd_rate=1.5"], "privacy.sgd_rate = 1.5"),
         (["privacy.epsilon=0.1", "privacy.sgd_noise=0.5", "privacy.noise=1"], "0.1 is too small for one round: with"),
         (["privacy.epsilon=0.5", "privacy.sgd_noise=0.5"], "leaves nothing of privacy.epsilon = 0.5 for class sums"),
@@ -330,6 +387,7 @@ class Mixing(nn.Module):
         (["method=fedrod"], "fedrod computes from a client's samples what it starts a round with"),
         (["method=fedbabu"], "fedbabu trains once more after the last round"),
         (["method=fedpac"], "can only noise means"),
+        (["method=fedplvm"], "torch.vmap cannot make the upload of fedplvm sample by sample"),
         (["method=classmeans", "rounds=1"], "classmeans trains nothing, so privacy.sgd_rate has no effect"),
         (["engine=ray"], "engine.name = 'ray' does not go with privacy.sgd_rate"),
         (["data.normalize=auto"], "data.normalize = 'auto' scales every sample by all clients' samples"),
@@ -380,6 +438,18 @@ def test_explain_says_how_steps_are_noised(method: str) -> None:
     lines = told["private"]["server_learns"]
     assert "hides any single sample: epsilon 8, delta 1e-05" in lines[0]
     assert any("local training is DP-SGD" in line for line in lines)
+
+
+def test_explain_says_who_sees_models_and_class_sums_under_a_secure_sum() -> None:
+    told = explain(small("method=fednh", "privacy.where=sum", "privacy.secure_sum=true"))
+    (seen,) = {group["seen"] for group in told["up"]["groups"]}
+    assert seen == (
+        "only in the sum over at least 3 clients: models noised (by each client's steps), class sums noised, epsilon 8 "
+        "for the run (by shares of 2 of them)"
+    )
+    assert any("a share of the class sums' noise under the secure sum" in t for t in told["private"]["server_learns"])
+    summary = run(small("method=fednh", "privacy.where=sum", "privacy.secure_sum=true", "rounds=1"), "out").rounds[0]
+    assert told["up"]["bytes"]["round"] == summary["bytes_up"]
 
 
 def test_what_the_docs_say_of_steps_runs() -> None:

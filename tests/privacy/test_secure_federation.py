@@ -300,7 +300,7 @@ LIES = {
         lambda body: body[:-16],
         "its answer has 64 bytes, where 80 are expected",
     ),
-    "shares that do not open": ("answer share", lambda body: bytes(len(body)), "other clients say that its keys or"),
+    "shares that do not open": ("answer share", lambda body: bytes(len(body)), "its keys or shares do not match"),
     "wrong shares to open": (
         "answer open",
         lambda body: bytes(len(body)),
@@ -428,7 +428,7 @@ def test_a_member_whose_key_the_others_do_not_list_takes_no_part(tmp_path: Path)
     result, said = served(tmp_path, LocalTransport(crew(tmp_path)))
     assert result.rounds[0]["clients"] == 4
     assert any("the keys or shares of client 2 do not match: this bundle has other keys" in text for text in said)
-    assert any("round 1: site-2: other clients say that its keys or shares do not match" in text for text in said)
+    assert any("round 1: site-2: its keys or shares do not match" in text for text in said)
 
 
 def test_init_lists_every_members_key_and_rekey_changes_it_in_all_bundles(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_wrong_shares_are_found_named_and_done_without() -> None:
             given = {owner: bytes(16) for owner in given}
         round.server.open_with(number, given)
     assert (round.server.total().astype(object) == round.plain()).all()
-    assert round.server.liars == {0}
+    assert round.server.disputes.liars() == {0}
 
 
 @pytest.mark.parametrize(("clients", "liars"), [(20, {0}), (20, {2, 7, 13}), (60, {0, 30})])
@@ -265,7 +265,7 @@ def test_a_few_liars_among_many_spoil_no_sum(clients: int, liars: set[int]) -> N
         given = member.unmask(everybody)
         round.server.open_with(number, {owner: bytes(16) for owner in given} if number in liars else given)
     assert (round.server.total().astype(object) == round.plain()).all()
-    assert round.server.liars == liars
+    assert round.server.disputes.liars() == liars
 
 
 def test_too_many_wrong_shares_open_nothing() -> None:

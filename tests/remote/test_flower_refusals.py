@@ -1,9 +1,11 @@
 """What is wrong is said in one line: certificates, addresses, ports, versions, clocks, settings."""
 
+import base64
 import email.utils
 import json
 import os
 import shutil
+import ssl
 import stat
 import subprocess
 import time
@@ -18,8 +20,14 @@ from command import protofed
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'")
 
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
 from protofed.errors import UserError
 from protofed.remote.flower import certificates, diagnose, installed, setup
+from protofed.remote.flower.control import key_bytes
 from protofed.remote.flower.door import Door
 from protofed.remote.flower.processes import locked
 from protofed.remote.flower.proxy import free_port, listen
@@ -192,10 +200,29 @@ def test_insecure_must_be_asked_for_on_both_sides(federation: Path, door: Door, 
         plain.relay.stop()
 
 
+def signed(key: certificates.Pair, named: certificates.Pair) -> list[tuple[bytes, bytes]]:
+    """A call's headers as Flower's clients write them, signed with one key, which names one."""
+    called = ProtobufRequestContext("", None, httpx.Request("POST", "https://localhost"))
+    owner, other = (load_ssh_private_key(pair.key, None) for pair in (key, named))
+    NodeAuthHttpInterceptor(owner, other.public_key()).intercept(called, lambda context: httpx.Response(200))
+    return [(name.lower(), value) for name, value in called.request.headers.raw]
+
+
 def test_only_a_known_client_may_send_anything_and_only_a_piece_of_an_answer_may_be_long(door: Door) -> None:
-    door.keys = {b"known"}
-    assert door.relay.caller([(b"flwr-public-key", b"known")]) == b"known"
-    assert door.relay.caller([]) == door.relay.caller([(b"flwr-public-key", b"another")]) == b""
+    """A public key is no secret: whoever names another's key has not signed with it, and uses up none of its calls."""
+    known, other = certificates.make_client_key(), certificates.make_client_key()
+    door.keys = {base64.b64encode(key_bytes(known.certificate.decode(), "it"))}
+    mine = signed(known, known)
+    assert {door.relay.caller(mine)} == door.keys
+    assert door.relay.caller([]) == door.relay.caller(signed(other, other)) == b""
+    assert door.relay.caller(signed(other, known)) == b""
+    for name, spoilt in [(b"flwr-signature", b"AAAA"), (b"flwr-signature", b"\xff"), (b"flwr-timestamp", b"\xff")]:
+        assert door.relay.caller([(name, spoilt), *mine]) == b""
+    for headers, status in [(signed(other, known), 401), (signed(other, other), 403)]:
+        port = door.relay.listener.getsockname()[1]
+        tls = ssl.create_default_context(cafile=door.folder / "ca.crt")
+        told = httpx.post(f"https://127.0.0.1:{port}/v1/fleet/pull-messages", headers=headers, verify=tls)
+        assert told.status_code == status
     assert door.relay.limit("/v1/fleet/push-messages") <= 2**20 < door.relay.limit("/v1/fleet/push-object") < 2**23
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,6 +188,7 @@ def pushed(fleet: Fleet, node: int, asked: WaitingRequest, content: bytes, copie
         seconds, tree = about.pop("seconds", 0.0), get_object_tree(reply)
         for number in range(about.pop("parts", 0)):
             tree.children.add().object_id = f"{number:064x}"
+        tree.object_id = about.pop("root", tree.object_id)
         for key, value in about.items():
             setattr(one.metadata, key, value)
         request = PushMessagesRequest(
@@ -211,7 +213,7 @@ def pushed(fleet: Fleet, node: int, asked: WaitingRequest, content: bytes, copie
     "about",
     [
         {"ttl": math.nan}, {"created_at": math.nan}, {"created_at": math.inf}, {"seconds": math.nan}, {"ttl": -1.0},
-        {"src_node_id": 12345}, {"dst_node_id": 12345}, {"copies": 2}, {"parts": 1100}, {"copies": 0},
+        {"src_node_id": 12345}, {"dst_node_id": 12345}, {"copies": 2}, {"parts": 16}, {"copies": 0}, {"root": "f" * 64},
     ],
 )  # fmt: skip
 def test_an_answer_about_which_a_client_writes_nonsense_is_refused_at_the_door(
@@ -248,6 +250,28 @@ def test_an_answer_that_the_superlink_stumbles_over_is_one_clients_error(place: 
             assert came[other].content == b"here"
             assert came[one].content is None
             assert came[one].error is not None
+
+
+def kept_bytes(place: Place) -> int:
+    """Bytes of messages that the SuperLink keeps."""
+    with contextlib.closing(sqlite3.connect(place.folder / "superlink.db")) as database:
+        return int(database.execute("select coalesce(sum(length(content)), 0) from objects").fetchone()[0])
+
+
+def test_of_an_answer_that_cannot_be_used_nothing_is_kept(place: Place) -> None:
+    """Whoever sends too much in every round would fill the disk."""
+
+    def large(fleet: Fleet, node: int) -> None:
+        if (asked := fleet.pull(node)) is not None:
+            fleet.push(node, reply_to(asked, bytes(900_000)))
+
+    with place.run() as transport, answering(place, large) as node:
+        transport.grid.most = 800_000
+        before = kept_bytes(place)
+        for number in range(3):
+            (told,) = answers(transport, node, f"question {number}".encode(), deadline=30.0)
+            assert "it failed" in str(told)
+        assert kept_bytes(place) - before < 100_000
 
 
 def test_nobody_can_spoil_a_request_to_another_client_by_foreseeing_it(place: Place) -> None:

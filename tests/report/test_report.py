@@ -13,7 +13,7 @@ from command import protofed
 from rich.console import Console
 from written import views, write_run
 
-from protofed.cli import tables
+from protofed.cli import printing
 from protofed.cli.report import write_report
 from protofed.errors import UserError
 from protofed.report import html, marks, paper
@@ -602,8 +602,8 @@ def test_a_summary_without_what_it_must_have_is_damaged(key: str, tmp_path: Path
     gathered = gather([folder])
     if key == "seed":
         assert "summary.json is damaged: seed is None" in str(gathered.left_out[0])
-    with pytest.raises(UserError, match=f"is damaged: it has no {key}. Remove it, and go on with --resume"):
-        tables.result(Console(), Result(folder, summary))
+    with pytest.raises(UserError, match=f"is damaged: it has no {key}. Remove it, and continue with --resume"):
+        printing.result(Console(), Result(folder, summary))
 
 
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 import protofed
 from protofed import Experiment, UserError, run
-from protofed.cli.tables import result as show
+from protofed.cli.printing import result as show
 from protofed.federated import Federated
 
 SIZES = (30, 18, 41)

@@ -26,9 +26,9 @@ from protofed.report import paper, pictures
 from protofed.runs import store
 from protofed.runs.folder import RunFolder, State
 from protofed.runs.loop import Interrupted
+from protofed.runs.measured_clients import spaced
 from protofed.runs.store import ClientStore
 from protofed.runs.watch import Watch
-from protofed.runs.who import spaced
 
 
 def client(number: int, version: int = 0, size: int = 100) -> Client:

@@ -26,8 +26,8 @@ from protofed.sweep import CellOutcome, Sweep, SweepWatch, run_sweep
 from protofed.sweep import run as running
 from protofed.sweep import workers as processes
 from protofed.sweep.plan import Cell, identity
+from protofed.sweep.progress import Estimate, shortened
 from protofed.sweep.run import check_cells, place, share_out
-from protofed.sweep.view import Estimate, shortened
 from protofed.sweep.workers import Placed
 
 TINY = ["rounds=2", "clients=4", "partition.shots=4", "model=mlp_digits", "evaluate.pm_clients=1"]
@@ -519,7 +519,7 @@ def test_ctrl_c_and_kill_9_lose_nothing(capfd: pytest.CaptureFixture[str]) -> No
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert "2 of 2 cells are left. The same command goes on." in out
+    assert "2 of 2 cells are left. Run the same command to continue." in out
     assert RunFolder(first).checkpoints()[0].name > "round-000002"  # the last whole round was saved
 
     process = command()

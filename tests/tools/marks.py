@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 MARKS = ("namespace", "slow", "ray", "browser", "docs")  # what takes longest comes first
+PROCESSES = {"namespace", "slow", "ray", "browser"}
 STARTED = {
     r"\bnetns\b": {"namespace"},
     r"\bchromedriver\b": {"browser"},

@@ -1,4 +1,5 @@
-"""The command line: one file a command, or a few that belong together. A command's file is loaded when it is used."""
+"""The command line: one file per command, loaded when the command is used. Commands that belong together share a
+file."""
 
 import errno
 import sys
@@ -41,11 +42,11 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options before any command."""
+    """Options that come before any command."""
 
 
 def main() -> None:
-    """Errors that a user can mend are one line and exit code 2."""
+    """Run a command. An error that a user can fix is printed as one line, with exit code 2."""
     try:
         app(prog_name="protofed")
     except UserError as error:

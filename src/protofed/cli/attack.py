@@ -97,7 +97,7 @@ def _table(told: dict[str, Any]) -> Table:
 
 
 def _pair(line: dict[str, Any] | None, key: str) -> str:
-    """Of the attack that comes nearest."""
+    """The numbers of the attack that comes closest."""
     if line is None:
         return "-"
     best = max((line["likely"], line["smooth"]), key=lambda one: one["correlation"])

@@ -28,7 +28,7 @@ def bench(
 
       protofed bench digits-100 --json
     """
-    from protofed.cli import tables  # with PyTorch, which a typo should not wait for
+    from protofed.cli import printing  # with PyTorch, which a typo should not wait for
     from protofed.runs.bench import time_engines as run_bench
 
     changes = tuple(overrides or [])
@@ -43,4 +43,4 @@ def bench(
     if as_json:
         console.print_json(json.dumps(found))
     else:
-        tables.bench_table(console, found)
+        printing.bench_table(console, found)

@@ -42,4 +42,4 @@ def client(
         wait=wait, tell=say, trust=trust,
     )  # fmt: skip
     if not dry_run:
-        say("the federation is finished" if finished else "stopped; the same command goes on")
+        say("the federation is finished" if finished else "stopped; run the same command to continue")

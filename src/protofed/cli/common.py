@@ -1,4 +1,4 @@
-"""What every command uses: consoles, and the arguments that recur."""
+"""What all commands share: consoles, and arguments that recur."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SafeConsole(Console):
-    """Prints words as words: in somebody else's names, escape sequences would steer the terminal."""
+    """Prints text as text: escape sequences in names that others chose could control the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -64,14 +64,14 @@ def watching(label: str, sinks: list[str] | None) -> "Watch":
 
 
 def track_all(sinks: list[str] | None) -> None:
-    """Runs in other processes are tracked too."""
+    """Track runs in other processes too."""
     from protofed.tracking.track import chosen_sinks
 
     os.environ[TRACK] = ",".join(chosen_sinks(sinks or []))
 
 
 def pour(text: str) -> None:
-    """A file's content on the standard output, with the line ends that it has."""
+    """Print a file's content with its own line ends."""
     typer.echo(text.translate({sign: made for sign, made in STEERING.items() if sign != ord("\r")}), nl=False)
 
 
@@ -80,5 +80,5 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """To be known, but not what was asked for."""
+    """Print something that is worth knowing but was not asked for."""
     errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from protofed.cli import report
 from protofed.cli.common import DataDir, Jobs, Track, Trust, console, note, say, track_all
 from protofed.cli.sweep import closing, table_of
 from protofed.config.files import find
+from protofed.config.misspelt import refuse_misspelt
 from protofed.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,18 +39,19 @@ def compare(
     names = [word for word in methods if "=" not in word]
     if not names or len(set(names)) < len(names):
         raise UserError(f"compare needs different methods, got {names}. See 'protofed list methods'.")
+    changes = [word for word in methods if "=" in word]
+    for name in names:
+        refuse_misspelt(experiment, f"method={name}", *changes)
     from protofed.probes import ALL  # with PyTorch, which a typo should not wait for
     from protofed.report import compare as comparison
     from protofed.report import render
     from protofed.report.gather import gather
     from protofed.report.runs import read_finished
     from protofed.sweep import Sweep, run_cells
-    from protofed.sweep.view import view
+    from protofed.sweep.progress import view
     from protofed.sweep.workers import Placed
 
-    plan = Sweep(
-        (experiment,), dict.fromkeys(names, ()), _seeds(seeds), tuple(w for w in methods if "=" in w), trust=trust
-    )
+    plan = Sweep((experiment,), dict.fromkeys(names, ()), _seeds(seeds), tuple(changes), trust=trust)
     plan.check()
     track_all(track)
     folder = out or Path("runs") / f"compare-{find(experiment).stem}"

@@ -47,13 +47,13 @@ def join(
 
       protofed join RUN --client 3 --shots 20 --seeds 0,1,2 --lam 16,4,1
     """
-    from protofed.cli import tables  # with PyTorch, which a typo should not wait for
+    from protofed.cli import printing  # with PyTorch, which a typo should not wait for
     from protofed.export import check_out, export, of_newcomer
     from protofed.joining.join import join as join_run
 
     if out is not None:
         check_out(out, onnx)
-    with tables.bar(errors, "joining") as tell:
+    with printing.bar(errors, "joining") as tell:
         done = join_run(
             run,
             data=data,

@@ -29,10 +29,10 @@ COMMANDS = {
     "export": ("export", "export"),
     "predict": ("predict", "predict"),
     "attack": ("attack", "attack"),
-    "partition": ("look", "partition"),
-    "explain": ("look", "explain"),
+    "partition": ("partition", "partition"),
+    "explain": ("explain", "explain"),
     "bench": ("bench", "bench"),
-    "list": ("look", "list_"),
+    "list": ("list", "list_"),
     "import-pfllib": ("import_pfllib", "import_pfllib"),
     "federation": ("federation", "federation"),
     "server": ("server", "server"),
@@ -44,7 +44,7 @@ FOREIGN = ("import-pfllib",)  # commands whose arguments may be flags of another
 
 
 class Known(typer.core.TyperGroup):
-    """Commands of which a misspelt one is refused in one line."""
+    """A group of commands that refuses a misspelt command in one line."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -55,7 +55,7 @@ class Known(typer.core.TyperGroup):
 
 
 class Plain(typer.core.TyperCommand):
-    """A command that says how keys are written to those who take them for options."""
+    """A command that explains how keys are written when somebody writes them as options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -73,7 +73,7 @@ class Plain(typer.core.TyperCommand):
 
 
 def _refuse_options(command: click.Command, words: list[str]) -> None:
-    """Say so where an option is written like a key of the experiment."""
+    """Refuse an option that is written like a key of the experiment."""
     options = [option for param in command.params if isinstance(param, click.Option) for option in param.opts]
     for word in words:
         key, equals, value = word.partition("=")

@@ -44,17 +44,17 @@ def report(
 
 
 def write_report(gathered: "Gathered", out: Path, figures: Path | None = None) -> None:
-    """The page, and the figures where they are asked for; says what was left out."""
+    """Write the page, and the figures if requested; say what was left out."""
     for remark in (*gathered.left_out, *gathered.remarks):
         note(str(remark))
     if not gathered.runs:
         raise UserError("there is no run that can be read. Name the folder of a run, or one that has runs in it.")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder. Name a file, such as {out / 'report.html'}.")
-    from protofed.cli import tables
+    from protofed.cli import printing
     from protofed.report import html
 
-    with tables.bar(errors, "drawing the report") as tell:
+    with printing.bar(errors, "drawing the report") as tell:
         shown, drawn = html.build(gathered, tell)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, html.render(shown).encode(errors="replace"))
@@ -62,6 +62,6 @@ def write_report(gathered: "Gathered", out: Path, figures: Path | None = None) -
     if figures is not None:
         from protofed.report import paper  # with Matplotlib, which takes its time
 
-        with tables.bar(errors, "saving the figures") as tell:
+        with printing.bar(errors, "saving the figures") as tell:
             count = paper.save(drawn, figures, tell, note, [*shown["incomparable"], *shown["unfinished"]])
         say(f"figures: {count} in {figures}, each as PNG, SVG and PDF")

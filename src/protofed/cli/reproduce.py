@@ -58,17 +58,17 @@ def reproduce(
         raise UserError("name what to reproduce; 'protofed reproduce --list' says what there is.")
     if write and check:
         raise UserError("--write takes numbers over, and --check leaves those that are there. Use one of them.")
-    from protofed.papers.reproduce import page, render  # with PyTorch, which a typo should not wait for
+    from protofed.papers.reproduce import published, render  # with PyTorch, which a typo should not wait for
     from protofed.papers.reproduce.entry import entry_names
     from protofed.papers.reproduce.result import again
     from protofed.probes import ALL
-    from protofed.sweep.view import view
+    from protofed.sweep.progress import view
 
     if listing:
         _list(_named(entries) if entries else entry_names(), data_dir)
         return
     if write or check:
-        page.check_page()
+        published.check_page()
     report = None
     if entries:
         from protofed.papers.reproduce.run import reproduce as run_entries  # with Matplotlib, which takes its time
@@ -85,7 +85,7 @@ def reproduce(
             tell=say,
             probes=ALL,
         )
-        before = page.kept()
+        before = published.kept()
         for one in report.done:
             render.entry_text(console, one.entry, one.measured)
             if text := again(one.entry, before[one.entry.name], one.measured) if one.entry.name in before else "":
@@ -93,7 +93,7 @@ def reproduce(
             drawn = f"; figures: {', '.join(map(str, one.pictures))}" if one.pictures else ""
             say(f"kept in {one.folder}: result.md, result.json{drawn}\n")
     if write or check:
-        for line in page.write_page(out) if write else page.note_difference(out):
+        for line in published.write_page(out) if write else published.note_difference(out):
             say(line)
     if report:
         _end(report)
@@ -107,7 +107,7 @@ def _end(report: "Report") -> None:
     for outcome in report.failed:
         progress.say_on(errors, f"failed: {outcome.cell.name}: {outcome.reason.splitlines()[0]}")
     if report.stopped:
-        say(f"{report.stopped} before all was finished. The same command goes on.")
+        say(f"{report.stopped} before all was finished. Run the same command to continue.")
         raise typer.Exit(130)
     if report.failed or not report.done or any(one.damaged for one in report.done):
         raise typer.Exit(1)
@@ -146,11 +146,11 @@ def _seconds(text: str) -> float | None:
 
 
 def _list(wanted: list[str], data_dir: Path | None) -> None:
-    from protofed.papers.reproduce import page, pages
+    from protofed.papers.reproduce import pages, published
     from protofed.papers.reproduce.entry import PAPERS, load_entry
     from protofed.papers.reproduce.plan import data_of
 
-    measured = page.kept()
+    measured = published.kept()
     paper = ""
     for name in wanted:
         entry = load_entry(name)

@@ -10,6 +10,7 @@ import typer
 
 from protofed.cli.common import DataDir, ExperimentName, Overrides, Track, Trust, console, note, say, watching
 from protofed.config.files import find
+from protofed.config.misspelt import refuse_misspelt
 from protofed.errors import UserError
 from protofed.tracking import TRACK
 
@@ -41,7 +42,8 @@ def run(
         raise UserError(
             f"{several!r}: a run has one seed. Use protofed compare METHOD ... --seeds {seeds} for several."
         )
-    from protofed.cli import tables  # with PyTorch, which a typo should not wait for
+    refuse_misspelt(experiment, *(overrides or []))
+    from protofed.cli import printing  # with PyTorch, which a typo should not wait for
     from protofed.probes import ALL
     from protofed.runs.folder import RunFolder, new_folder
     from protofed.runs.loop import Interrupted
@@ -63,4 +65,4 @@ def run(
             again += [word for sink in track for word in ("--track", sink)]
         say(f"{stop}. Go on with:\n  {shlex.join(again)}")
         raise typer.Exit(130) from None
-    tables.result(console, result)
+    printing.result(console, result)

@@ -69,7 +69,7 @@ def sweep(
     from protofed.probes import ALL  # with PyTorch, which a typo should not wait for
     from protofed.report.gather import finished_runs
     from protofed.sweep import Sweep, run_sweep
-    from protofed.sweep.view import view
+    from protofed.sweep.progress import view
 
     plan = Sweep.load(file, *(overrides or []), trust=trust)
     folder = out or Path("runs") / file.stem
@@ -89,8 +89,8 @@ def sweep(
 
 
 def table_of(found: "Collected | Sequence[Run]", done: Sequence[Path] = ()) -> "Table":
-    """Show runs as a table, with what has to be said about them; of those left out only what is finished is named, for
-    the others are named elsewhere."""
+    """Show runs as a table, with remarks. Of the runs that were left out, only finished ones are named here; the others
+    are named elsewhere."""
     from protofed.report import render
     from protofed.report.tabulate import tabulate
 
@@ -102,7 +102,7 @@ def table_of(found: "Collected | Sequence[Run]", done: Sequence[Path] = ()) -> "
 
 
 def closing(outcomes: Sequence["CellOutcome"]) -> None:
-    """Name what failed or is left; the exit code is 1, or after Ctrl-C 130."""
+    """Name the cells that failed or were left. The exit code is 1, or 130 after Ctrl-C."""
     from protofed.runs import listing, progress
 
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -114,7 +114,7 @@ def closing(outcomes: Sequence["CellOutcome"]) -> None:
         where = f" ({listing.reason(outcome.folder)})" if more else ""
         progress.say_on(errors, f"  {outcome.cell.name}: {reason}{where}")
     if left:
-        say(f"{left} of {len(outcomes)} cells are left. The same command goes on.")
+        say(f"{left} of {len(outcomes)} cells are left. Run the same command to continue.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
@@ -124,8 +124,8 @@ def _list(plan: "Sweep", folder: Path, data_dir: Path | None) -> list["Placed"]:
     """Every cell, and whether it is done; then a UserError if one is impossible."""
     from protofed.probes import ALL
     from protofed.runs.folder import RunFolder
+    from protofed.sweep.progress import view
     from protofed.sweep.run import check_sweep, place
-    from protofed.sweep.view import view
 
     placed = place(plan.cells(note), folder)
     done = 0

@@ -54,7 +54,8 @@ def watch(
 
 
 def _wait(runs: list[Path], live: "Live") -> None:
-    """Until all runs are finished, stay so for a moment (the next may be about to begin), and open pages show it."""
+    """Wait until all runs are finished and stay so for a moment (the next one may be about to start), and open pages
+    show them."""
     from protofed.report.live import AWAY, unfinished
 
     since: float | None = None

@@ -10,7 +10,16 @@ import torch
 
 from protofed.config import schema
 from protofed.config.files import SECTIONS, name_in, override, read_tables
-from protofed.config.registry import ModelChoice, find_method, name_of, preset_filled
+from protofed.config.registry import (
+    FLOWER,
+    LIGHT,
+    ModelChoice,
+    check_model,
+    check_partition,
+    find_method,
+    name_of,
+    preset_filled,
+)
 from protofed.config.sections import (
     Attack,
     EngineChoice,
@@ -38,12 +47,7 @@ from protofed.privacy import Privacy
 if TYPE_CHECKING:
     from protofed.data.split import Split
 
-PLAIN: dict[str, Any] = {  # the sections whose keys do not depend on a name
-    "optimizer": Optimizer, "data": Data, "engine": EngineChoice, "evaluate": Evaluate, "record": Record, "join": Join,
-    "robust": Robust, "attack": Attack, "privacy": Privacy, "selection": Selection,
-    "stopping": Stopping,
-    "skew": Skew, "stragglers": Stragglers, "incremental": Incremental,
-}  # fmt: skip
+PLAIN: dict[str, Any] = {"optimizer": Optimizer, **LIGHT}  # the sections whose keys do not depend on a name
 CHANGED = (
     "robust",
     "attack",
@@ -53,13 +57,12 @@ CHANGED = (
     "skew",
     "stragglers",
     "incremental",
-)  # sections of which only what is not at its default is written
+)  # sections of which only keys that are not at their defaults are written
 SCHEDULE = ("schedule", "warmup", "horizon", "floor", "every", "drop")
 LATER = {  # written only if they are not at their defaults
     "data": ("more", "imbalance", "train_samples", "test_samples"), "evaluate": ("auc", "clients"),
     "optimizer": SCHEDULE,
 }  # fmt: skip
-FLOWER = "flwr:"  # begins the name of a partitioner of flwr-datasets
 LATER_OF_PARTITIONS: dict[str | None, tuple[str, ...]] = {"natural": ("per_class", "test_key")}
 
 
@@ -142,7 +145,8 @@ class Experiment(Scalars):
 
     @property
     def normalize(self) -> str:
-        """How inputs are scaled before they reach a model: as `data.normalize` says, but for encoders that do it."""
+        """How inputs are scaled before they reach a model: as `data.normalize` says, except for encoders that scale
+        their inputs themselves."""
         return "none" if all(choice.pretrained for choice in self.model) else self.data.normalize
 
     @property
@@ -152,8 +156,8 @@ class Experiment(Scalars):
         return self.robust.rule != "none" or self.attack.uploads or privacy.secure_sum or privacy.noisy
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its value, as `from_dict` takes it. Of CHANGED sections and keys that came later, only
-        those that are not at their defaults, so that other experiments keep their hashes."""
+        """Every key with its value, as `from_dict` takes it. CHANGED sections, and keys that were added later, are
+        written only if they are not at their defaults, so that older experiments keep their hashes."""
         scalars = {f.name: getattr(self, f.name) for f in fields(Scalars)}
         if all(choice.options == self.model[0].options for choice in self.model):
             names = [choice.name for choice in self.model]
@@ -196,7 +200,10 @@ class Experiment(Scalars):
     ) -> Federation:
         """All clients' data. Order and normalisation follow this experiment unless arguments say otherwise."""
         if domains[0].computed is not None:
-            from protofed.data.drawn import DrawnFederation, DrawnSplit  # few experiments compute their samples
+            from protofed.data.computed_batches import (  # few experiments compute their samples
+                DrawnFederation,
+                DrawnSplit,
+            )
 
             assert isinstance(split, DrawnSplit)
             return DrawnFederation(
@@ -262,8 +269,7 @@ def _partition(raw: Mapping[str, Any]) -> Any:
         from protofed.data.flower import from_flower  # few experiments use it
 
         return _partition({"name": "flwr", **from_flower(name, raw)})
-    if not isinstance(name, str) or name not in PARTITIONS:
-        raise UserError(f"partition.name = {name!r} is unknown. {did_you_mean(str(name), PARTITIONS)}")
+    check_partition(name)
     kind = PARTITIONS[name]
     return kind(**schema.check_section("partition", kind, {k: v for k, v in raw.items() if k != "name"}))
 
@@ -294,12 +300,8 @@ def _models(raw: Any) -> tuple[ModelChoice, ...]:
                 from protofed.models import own  # needed only for models of the user's own
 
                 choices.append(ModelChoice(name, own.check_own(name, options)))
-            elif not isinstance(name, str) or name not in MODELS:
-                raise UserError(
-                    f"model.name = {name!r} is unknown. {did_you_mean(str(name), MODELS)} "
-                    "Name your own by its import path: mypackage.module:Net."
-                )
             else:
+                check_model(name)
                 choices.append(ModelChoice(name, schema.check_section("model", MODELS[name], options)))
     if not choices:
         raise UserError("model.name = [] names no model. Name one, or a list that is dealt to the clients.")

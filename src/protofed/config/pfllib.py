@@ -1,13 +1,13 @@
-"""A command line of PFLlib's or HtFLlib's as an experiment, with what has no counterpart said by name."""
+"""A PFLlib or HtFLlib command line as an experiment, naming everything that has no counterpart."""
 
 import difflib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from protofed.config.experiment import Experiment
 from protofed.config.schema import fields
-from protofed.errors import UserError, did_you_mean
+from protofed.errors import UserError
 from protofed.methods import METHODS
 
 SCRIPT = "main.py"
@@ -62,7 +62,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, str]]] = {
 }  # fmt: skip
 FIXED: dict[str, dict[str, Any]] = {  # what is the same in all of their runs of a method
     "fedproto": {"candidates": "all"}, "fedrep": {"last_head_epochs": 0}, "moon": {"projection": 0},
-    "gpfl": {"conditions": "trained", "length": "batch"},
+    "gpfl": {"conditions": "trained", "length": "batch"}, "fedgh": {"scored_by": "newest"},
 }  # fmt: skip
 OTHERWISE = {  # methods of that name which are something else there
     "FedPCL": "its clients train whole models, fedpcl's a projection on top of a frozen encoder, as in the paper",
@@ -72,14 +72,14 @@ TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no", "")
 
 
 class Translated(NamedTuple):
-    """An experiment's tables, and what a user should know of them."""
+    """An experiment's tables, and what a user should know about them."""
 
     tables: dict[str, Any]
     notes: list[str]
 
 
 def translate_pfllib(command: str | Sequence[str], partition: Callable[[str], dict[str, Any]]) -> Translated:
-    """The experiment of a command; `partition` tells the [partition] of a data set by its name."""
+    """The experiment of a command; `partition` gives the [partition] section for the name of a data set."""
     words = shlex.split(command) if isinstance(command, str) else [one for word in command for one in shlex.split(word)]
     given, notes = _flags(_behind_script(words))
     value = {short: given.get(short, usual) for short, (_, usual) in FLAGS.items()}
@@ -98,12 +98,12 @@ def translate_pfllib(command: str | Sequence[str], partition: Callable[[str], di
     }  # fmt: skip
     if new := _number("nnc", value, int):
         tables |= {"held_out_clients": new}
-    Experiment.from_dict(tables)  # whatever cannot be is said now
+    Experiment.from_dict(tables)  # raises now if the keys do not go together
     return Translated(tables, notes)
 
 
 def _behind_script(words: Sequence[str]) -> list[str]:
-    """The arguments, without shells' and Python's."""
+    """The arguments, without those of the shell and of Python."""
     for place, word in enumerate(words):
         if word.rpartition("/")[2] == SCRIPT:
             words = words[place + 1 :]
@@ -115,7 +115,7 @@ def _behind_script(words: Sequence[str]) -> list[str]:
 
 
 def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values that are given, by short flag, and notes on what has no counterpart."""
+    """The given values by short flag, and notes on what has no counterpart."""
     long = {name: short for short, (name, *_) in (WITHOUT | FLAGS).items()} | {"model_family": "m"}
     known = {f"-{short}" for short in FLAGS | WITHOUT} | {f"--{name}" for name in long}
     given: dict[str, str] = {}
@@ -142,13 +142,17 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             given[short] = value
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
-        nearest = f" Did you mean {near[0]} for {unknown[0]}?" if near else ""
         raise UserError(
-            f"{', '.join(unknown)}: no flag of PFLlib's main.py, nor of HtFLlib's.{nearest} Leave out what is not, or "
-            "correct it."
+            f"{', '.join(unknown)}: no flag of PFLlib's main.py, nor of HtFLlib's.{_nearest(unknown[0], known)} Leave "
+            "out what is not, or correct it."
         )
     return given, notes
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """A question, where something is near."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f" Did you mean {near[0]} for {word}?" if near else ""
 
 
 def _method(
@@ -162,12 +166,14 @@ def _method(
         )
     if algorithm not in ALGORITHMS:
         raise UserError(
-            f"-algo {algorithm} has no counterpart here. {did_you_mean(algorithm, ALGORITHMS)} Import a command of one "
-            "of these, or write the method: docs/own-method.md."
+            f"-algo {algorithm} has no counterpart here.{_nearest(algorithm, ALGORITHMS)} Import a command of "
+            f"{', '.join(ALGORITHMS)}, or write the method: docs/own-method.md."
         )
     name, keys = ALGORITHMS[algorithm]
     types = fields(METHODS[name])
     options: dict[str, Any] = {}
+    if name == "fedgh" and ("se" in given or str(value["m"]).startswith("Ht")):  # HtFLlib's; PFLlib's takes one pass
+        keys = keys | {"server_epochs": "se"}
     for key, flag in keys.items():
         options[key] = _number(flag, value, type(types[key][1]))
     unused = [flag for flag in given if flag in ("lam", "mu", "tau", "pls", "fte", "slr", "se", "mart", "lrp")]
@@ -179,10 +185,13 @@ def _method(
 
 
 def _model(name: str, notes: list[str]) -> str:
-    """Our model of that name, or the nearest."""
+    """Our model of that name, or the closest one."""
     found = MODELS_THERE.get(str(name).lower())
     if found is None:
-        notes.append(f"-m {name} has no counterpart: model.name = cnn_pfllib is put in its place; choose one that fits")
+        notes.append(
+            f"-m {name} has no counterpart: model.name = cnn_pfllib is put in its place; choose one that fits, or a "
+            "list, which deals several architectures to the clients"
+        )
         return "cnn_pfllib"
     if found == "resnet18":
         notes.append(f"-m {name}: resnet18 here is made for small images, torchvision's there for large ones")

@@ -5,33 +5,79 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from protofed.config import schema
+from protofed.config.sections import (
+    Attack,
+    EngineChoice,
+    Evaluate,
+    Join,
+    Record,
+    Robust,
+    Selection,
+    Stopping,
+    Stragglers,
+)
+from protofed.data import PARTITIONS, Data, Incremental, Skew
 from protofed.errors import UserError, did_you_mean
 from protofed.importing import imported, is_path, path_of
-from protofed.method import Method
 from protofed.methods import METHODS
 from protofed.models import MODELS
+from protofed.privacy import Privacy
+
+if TYPE_CHECKING:
+    import torch
+
+    from protofed.method import Method
+
 
 GROUP = "protofed.methods"  # the entry points under which installed packages offer methods
+FLOWER = "flwr:"  # begins the name of a partitioner of flwr-datasets
+LIGHT: dict[str, Any] = {  # the sections whose classes need no PyTorch
+    "data": Data, "engine": EngineChoice, "evaluate": Evaluate, "record": Record, "join": Join, "robust": Robust,
+    "attack": Attack, "privacy": Privacy, "selection": Selection, "stopping": Stopping, "skew": Skew,
+    "stragglers": Stragglers, "incremental": Incremental,
+}  # fmt: skip
 
 
-def find_method(name: object, key: str = "method.name") -> type[Method]:
+def find_method(name: object, key: str = "method.name") -> "type[Method]":
     """A method's class, from METHODS, an entry point, or an import path ("mymethods.root:RootWeighted")."""
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
+    return whole_method(imported(key, method_path(name, key)), f"{key} = {name!r}")
+
+
+def method_path(name: object, key: str = "method.name") -> str:
+    """The import path of a method: one of METHODS, of an entry point, or given as a path."""
+    if isinstance(name, str) and name in METHODS:
+        return METHODS.places[name]
     offered = {point.name: point.value for point in entry_points(group=GROUP)}
     path = offered.get(str(name), name)
     if not isinstance(path, str) or not is_path(path):
         raise UserError(f"{key} = {name!r} is unknown. {did_you_mean(str(name), [*METHODS, *offered])}")
-    return whole_method(imported(key, path), f"{key} = {name!r}")
+    return path
 
 
-def whole_method(kind: Any, called: str = "") -> type[Method]:
-    """A class from which methods can be made; an error names it as it was `called`."""
+def check_partition(name: object) -> None:
+    """Refuse a partition that protofed does not have."""
+    if not isinstance(name, str) or name not in PARTITIONS:
+        raise UserError(f"partition.name = {name!r} is unknown. {did_you_mean(str(name), PARTITIONS)}")
+
+
+def check_model(name: object) -> None:
+    """Refuse a model that protofed does not have."""
+    if not isinstance(name, str) or name not in MODELS:
+        raise UserError(
+            f"model.name = {name!r} is unknown. {did_you_mean(str(name), MODELS)} "
+            "Name your own by its import path: mypackage.module:Net."
+        )
+
+
+def whole_method(kind: Any, called: str = "") -> "type[Method]":
+    """Check that methods can be made from a class; errors name it as it was `called`."""
+    from protofed.method import Method  # with PyTorch, which the name of a method does not need
+
     called = called or f"method = {getattr(kind, '__name__', kind)}"
     if not isinstance(kind, type) or not issubclass(kind, Method) or inspect.isabstract(kind):
         lacking = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
@@ -57,7 +103,7 @@ def is_method(name: str) -> bool:
     return name in METHODS or is_path(name) or name in {point.name for point in entry_points(group=GROUP)}
 
 
-def name_of(kind: type[Method]) -> str:
+def name_of(kind: "type[Method]") -> str:
     """The name by which `find_method` finds a class."""
     if name := METHODS.name_of(kind):
         return name
@@ -70,7 +116,7 @@ def name_of(kind: type[Method]) -> str:
     return next((point.name for point in entry_points(group=GROUP) if point.value == path), path)
 
 
-def all_methods() -> dict[str, type[Method]]:
+def all_methods() -> "dict[str, type[Method]]":
     """protofed's methods and those of entry points, without the ones that cannot be loaded."""
     found = dict(METHODS)
     for point in entry_points(group=GROUP):
@@ -81,7 +127,7 @@ def all_methods() -> dict[str, type[Method]]:
     return found
 
 
-def preset_filled(raw: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
+def preset_filled(raw: Mapping[str, Any], kind: "type[Method]") -> dict[str, Any]:
     """The section with its preset's fields filled in; keys given explicitly win."""
     fields = dict(raw)
     preset = fields.pop("preset", None)
@@ -117,17 +163,17 @@ class ModelChoice:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether whole numbers reach it as they are: a model of the user's own may take them, of protofed's few do."""
+        """Whether whole numbers reach it unchanged: a user's own model may take them; of protofed's models, few do."""
         return not self.known or getattr(MODELS[self.name], "takes_tokens", False)
 
     @property
     def pretrained(self) -> bool:
-        """Whether it is an encoder that comes with its weights, and scales its inputs itself."""
+        """Whether it is an encoder that comes with its weights and scales its own inputs."""
         return self.known and getattr(MODELS[self.name], "pretrained", False)
 
     @property
     def frozen(self) -> bool:
-        """Whether it is such an encoder, of which only what comes behind it is trained."""
+        """Whether it is a pretrained encoder of which only the part on top is trained."""
         return self.pretrained and self.options.get("body", "frozen") == "frozen"
 
     @property
@@ -141,20 +187,20 @@ class ModelChoice:
         return str(MODELS[self.name].unfit_data(x, shape, **self.options)) if self.pretrained else ""  # type: ignore[attr-defined]
 
     def settled(self, shape: tuple[int, ...]) -> "ModelChoice":
-        """The same for samples of any shape: a pretrained encoder treats them all like those of this one."""
+        """The same for samples of any shape: a pretrained encoder treats all of them like those of this shape."""
         if not self.pretrained:
             return self
         options: dict[str, Any] = MODELS[self.name].settled(shape, **self.options)  # type: ignore[attr-defined]
         return ModelChoice(self.name, options)
 
-    def trained_part(self, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
-        """Build what is trained: all of it, or what comes behind a frozen encoder, whose embeddings are its inputs."""
+    def trained_part(self, shape: tuple[int, ...], classes: int) -> "torch.nn.Module":
+        """Build what is trained: the whole model, or what follows a frozen encoder, whose embeddings are its inputs."""
         if not self.frozen:
             return self(shape, classes)
         made: torch.nn.Module = MODELS[self.name].behind(shape, classes, **self.options)  # type: ignore[attr-defined]
         return made
 
-    def __call__(self, shape: tuple[int, ...], classes: int, sample: torch.Tensor | None = None) -> torch.nn.Module:
+    def __call__(self, shape: tuple[int, ...], classes: int, sample: "torch.Tensor | None" = None) -> "torch.nn.Module":
         """Build the module; a user's own model is inspected with sample inputs (B, ...)."""
         if self.known:
             return MODELS[self.name](shape, classes, **self.options)

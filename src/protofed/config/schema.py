@@ -5,7 +5,7 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_type_hints
 
@@ -35,7 +35,7 @@ def check_section(section: str, target: Callable[..., Any], raw: Mapping[str, An
     known = fields(target)
     for key, value in raw.items():
         if key not in known:
-            raise UserError(f"unknown key {key_path(section, key)} = {value!r}. {did_you_mean(key, known)}")
+            raise unknown_key(section, key, value, known)
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UserError(f"{key_path(section, key)} = {value} is too large. Use at most {LARGEST:,}.")
     config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -52,7 +52,13 @@ def check_section(section: str, target: Callable[..., Any], raw: Mapping[str, An
     return {key: getattr(valid, key) for key in known}
 
 
+def unknown_key(section: str, key: str, value: Any, known: Iterable[str]) -> UserError:
+    """The error for a key that its section does not have."""
+    return UserError(f"unknown key {key_path(section, key)} = {value!r}. {did_you_mean(key, known)}")
+
+
 def key_path(section: str, key: str) -> str:
+    """A key with its section, as it is written in a command."""
     return f"{section}.{key}" if section else key
 
 
@@ -103,11 +109,11 @@ def changed_keys(section: Any) -> dict[str, Any]:
 
 
 def without_usual(section: Any, later: Sequence[str]) -> dict[str, Any]:
-    """All keys of a section, but of those that came later only what is not at its default."""
+    """All keys of a section, except later ones that are at their defaults."""
     return {key: value for key, value in asdict(section).items() if key not in later or key in changed_keys(section)}
 
 
 def without_none(given: Any) -> dict[str, Any]:
-    """A dataclass's fields, but for those that are None by default, which a file cannot say."""
+    """A dataclass's fields, except those that are None by default, because a file cannot say None."""
     known = fields(type(given))
     return {key: value for key, value in asdict(given).items() if value is not None or known[key][1] is not None}

@@ -52,10 +52,10 @@ class Evaluate:
     """The round's clients on the global test set: over the classes that each holds, and with each class weighted by its
     share of the client's samples (FedNH's PM(V) and PM(L)). It costs clients x test samples."""
     validation: Annotated[float, Ge(0), Le(0.5)] = 0.0
-    """Share of every client's training samples that is held back to choose a round by; measured whenever `own` is."""
+    """Share of every client's training samples that is held back for choosing a round; measured whenever `own` is."""
     auc: Literal["auto", "always", "never"] = "auto"
-    """Whether AUC and balanced accuracy are measured after the last round: where there are two classes (auto), always,
-    or never. AUC needs the scores of all test samples at once."""
+    """Whether AUC and balanced accuracy are measured after the last round: if there are two classes (auto), always, or
+    never. AUC needs the scores of all test samples at once."""
     pm_clients: Annotated[int, Ge(0)] = 1000
     """Most clients to measure on the global test set after the last round, evenly spaced; 0: all."""
     clients: Annotated[int, Ge(0)] = 0
@@ -70,10 +70,10 @@ class Record:
     """What is kept for reports, apart from the numbers of a round (the [record] section)."""
 
     enabled: bool = True
-    """Whether anything is kept: how prototypes move, views.npz and confusion.npz. Results do not depend on it."""
+    """Whether anything is kept: prototype movements, views.npz and confusion.npz. Results do not depend on it."""
     snapshots: Annotated[int, Ge(0), Le(1000)] = 8
-    """Rounds after which test samples' embeddings and all prototypes are kept in views.npz: the first, the last, and
-    some between; 0: none."""
+    """Number of rounds after which test samples' embeddings and all prototypes are kept in views.npz: the first, the
+    last, and some in between; 0: none."""
     clients: Annotated[int, Ge(1), Le(1000)] = 8
     """Most clients whose samples and local prototypes are in a snapshot, evenly spaced."""
     samples: Annotated[int, Ge(1), Le(100_000)] = 400
@@ -85,16 +85,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Join:
-    """How clients join that took no part in training (the [join] section)."""
+    """How clients that did not train join (the [join] section)."""
 
     steps: Annotated[int, Ge(1), Le(1_000_000)] = 100
-    """Training steps of each phase. Training alone, the comparison, takes as many in all."""
+    """Training steps of each phase. Training alone, for comparison, takes the same number in total."""
     shots: Annotated[int, Ge(0)] = 20
-    """Most samples of each class that a newcomer trains on; 0: all."""
+    """At most how many samples of each class a newcomer trains on; 0: all."""
     lam: list[Annotated[float, Ge(0)]] = field(default_factory=list)
     """Weight of the pull towards the prototypes, for methods with a `lam`; empty: the method's own. If there are
-    several, each newcomer takes the best on a quarter of its shots, held back to choose by; of equally good ones the
-    first."""
+    several, each newcomer takes the best one on a quarter of its shots, which are held back; among equally good ones,
+    the first."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ USUAL_FACTOR = {"sign_flip": 3.0, "scale": 10.0, "noise": 5.0, "collude": 1.5, "
 
 @dataclass(frozen=True)
 class Attack:
-    """Clients of a simulation that do not do as they are told (the [attack] section)."""
+    """Clients of a simulation that do not follow the method (the [attack] section)."""
 
     kind: Literal["none", "sign_flip", "scale", "noise", "label_flip", "swap", "backdoor", "collude"] = "none"
     """sign_flip sends the opposite of the client's change (for prototypes, their opposite). scale multiplies the
@@ -169,7 +169,7 @@ SELECTIONS = ("random", "size", "power_of_choice")
 
 @dataclass(frozen=True)
 class Selection:
-    """Who takes part in a round, if not everybody does (the [selection] section)."""
+    """Who takes part in a round, if not all clients do (the [selection] section)."""
 
     rule: str = "random"
     """random: all clients alike. size: clients with more training samples more often, in proportion. power_of_choice:
@@ -179,7 +179,7 @@ class Selection:
     """power_of_choice: how many are drawn to choose from; 0: twice as many as take part."""
 
     def check(self, noisy: bool, secure_sum: bool) -> None:
-        """Refuse a rule that there is not, or that does not go with what clients tell."""
+        """Refuse an unknown rule, or one that needs what clients do not tell."""
         rule, chosen = self.rule, f"selection.rule = {self.rule!r}"
         if rule not in SELECTIONS and not is_path(rule) and not rule.startswith(MEMORY):
             raise UserError(
@@ -208,15 +208,15 @@ class Stopping:
     """When a run ends before its last round (the [stopping] section)."""
 
     patience: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """The run ends after so many rounds without a better accuracy on validation samples (`evaluate.validation`); 0:
+    """The run ends after this many rounds without a better accuracy on validation samples (`evaluate.validation`); 0:
     never. The models are those of its last round; `accuracy@validation` in tables takes the best."""
     min_gain: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """By how much more than the best so far an accuracy counts as better."""
+    """How much higher than the best so far an accuracy has to be to count as better."""
     by: Literal["personal", "global"] = "personal"
     """Whose accuracy: the clients' own models', or the global model's on the same samples."""
 
     def check(self, evaluate: Evaluate, noisy: bool) -> None:
-        """Refuse to stop by what is not measured, or what no noise covers."""
+        """Refuse to stop by a number that is not measured, or that no noise covers."""
         if not self.patience:
             if self != Stopping():
                 raise UserError("stopping.min_gain and stopping.by have no effect without stopping.patience. Set it.")
@@ -245,16 +245,16 @@ class Stragglers:
     deadline: Annotated[float, Gt(0), Le(1)] = 1.0
     """When a round ends: 1 is the time that a client of speed 1 needs for all its steps."""
     late: Literal["partial", "drop"] = "partial"
-    """partial: who is not done sends what it has after the steps it had time for, at least one in each phase (FedProx).
+    """partial: a late client sends what it has after the steps it had time for, at least one in each phase (FedProx).
     drop: it does not take part in the round."""
 
     @property
     def on(self) -> bool:
-        """Whether anybody is late."""
+        """Whether any client is late."""
         return self.share > 0 or self.deadline < 1
 
     def check(self, noisy: bool, theory: bool) -> None:
-        """Refuse what does not go with clients that are late."""
+        """Refuse settings that do not go with late clients."""
         if not self.on:
             if self != Stragglers():
                 raise UserError(
@@ -281,17 +281,17 @@ class Scalars:
     """The keys outside any section."""
 
     seed: Annotated[int, Ge(0)] = 0
-    """All random numbers of the run follow from it."""
+    """Seed of all random numbers in the run."""
     rounds: Annotated[int, Ge(1)] = 50
     """Communication rounds."""
     clients: Annotated[int, Ge(1), Le(1_000_000)] = 20
     """Number of clients."""
     held_out_clients: Annotated[int, Ge(0)] = 0
-    """Number of clients, drawn by the seed, that take part in no round and join after the last, as [join] says."""
+    """Number of clients, drawn by the seed, that take part in no round and join after the last one, as [join] says."""
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the clients that take part in a round, at least one, drawn again each round."""
     local_epochs: Annotated[int, Ge(1)] = 1
-    """Passes over its data that a client trains in a round."""
+    """Passes over its data that a client makes in a round."""
     batch_size: Annotated[int, Ge(1)] = 8
     """Samples in a training step."""
     drop_last: bool = False

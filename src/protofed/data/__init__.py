@@ -36,8 +36,7 @@ class Data:
     or of PFLlib's files (as a path, or by name in the data folder), hf:NAME for a Hugging Face data set,
     torchvision:NAME, or the import path of a function of your own (mypackage.data:load)."""
     more: list[str] = field(default_factory=list)
-    """The other files of a data set that is kept in several: their training and test samples are put behind those of
-    `name`."""
+    """The other files of a data set that is split over several files: their samples are appended to those of `name`."""
     options: dict[str, Any] = field(default_factory=dict)
     """What a function of your own is called with, or the keys of gaussians, which computes the samples of any number
     of clients: shape, classes, ways, train, test, common_test, apart, offset."""
@@ -50,13 +49,13 @@ class Data:
     channels: Literal[0, 1, 3] = 0
     """Turn images into grey (1) or colour (3); 0 keeps them."""
     imbalance: Annotated[float, Ge(1), Le(1_000_000)] = 1.0
-    """A long tail: every further class keeps fewer training samples, exponentially, so that the first has this many
-    times as many as the last. Which ones stay is the same for every seed; test samples all stay."""
+    """A long tail: each class keeps fewer training samples than the one before, so that the first class has this many
+    times as many as the last. The samples that stay are the same for every seed; all test samples stay."""
     train_samples: Annotated[int, Ge(0)] = 0
-    """Keep only this many training samples of each source, in every class the same share, the same for every seed; 0:
-    all of them."""
+    """Keep only this many training samples of each source, with the same share of every class; which ones is the same
+    for every seed. 0: all of them."""
     test_samples: Annotated[int, Ge(0)] = 0
-    """The same of its test samples."""
+    """The same for its test samples."""
     normalize: Literal["auto", "half", "none"] = "auto"
     """How pixels are scaled before they reach a model: auto by the training data, half to -1..1, none not at all."""
     augment: list[Literal["crop", "flip"]] = field(default_factory=list)
@@ -72,8 +71,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Skew:
-    """How clients' samples differ, whatever the partition, in simulations (the [skew] section). Client i has the i-th
-    value of each list, and then they begin again; empty lists change nothing."""
+    """How clients' samples differ, whatever the partition, in simulations (the [skew] section). Client i gets the i-th
+    value of each list; after the last value, the list starts again. Empty lists change nothing."""
 
     noise: list[Annotated[float, Ge(0), Le(1000)]] = field(default_factory=list)
     """Standard deviation of the Gaussian noise on a client's inputs, as its model sees them."""
@@ -98,14 +97,13 @@ class Incremental:
     each task, clients train on their samples of its classes, and no longer on those of the tasks before."""
 
     tasks: Annotated[int, Ge(0), Le(10_000)] = 0
-    """How many tasks there are, of as many rounds each as divide evenly; 0: all classes are there from the first
-    round."""
+    """Number of tasks. They share the rounds as evenly as possible. 0: all classes are there from the first round."""
     first: Annotated[int, Ge(0)] = 0
     """Classes of the first task; the others share the rest evenly. 0: all share evenly."""
     order: Literal["number", "random"] = "number"
     """number: classes appear in the order of their numbers; random: in an order drawn by the seed."""
     keep: Annotated[int, Ge(0)] = 0
-    """Samples of each class of earlier tasks that a client goes on training on at most, drawn by the seed."""
+    """At most how many samples of each class of earlier tasks a client keeps training on, drawn by the seed."""
 
     @property
     def on(self) -> bool:
@@ -117,7 +115,7 @@ class Incremental:
         return min(round * self.tasks // rounds, self.tasks - 1)
 
     def check(self, rounds: int, patience: int, theory: bool, by_sample: bool) -> None:
-        """Refuse what does not go with classes that appear over time."""
+        """Refuse settings that do not go with classes that appear over time."""
         if not self.on:
             if self != Incremental():
                 raise UserError(

@@ -21,7 +21,7 @@ class Moves(NamedTuple):
 
 
 def moves(key: Tensor, n: int | Tensor, most: int) -> Moves:
-    """Moves for `most` images, n of them real, from a key (2,); or (M, most) from keys (M, 2) and n (M, 1)."""
+    """Moves for `most` images, of which n are real, from a key (2,); or (M, most) from keys (M, 2) and n (M, 1)."""
     place = torch.arange(most, device=key.device)
     offsets = (random.uniform(random.fold(key, 0), 2 * most) * (2 * PADDING + 1)).long()
     right = (place + n).clamp(max=2 * most - 1).expand(*key.shape[:-1], most)

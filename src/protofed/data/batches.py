@@ -33,7 +33,7 @@ class Federation:
     """The data of all clients. Samples are shared tensors; a client is a list of row numbers."""
 
     edition = 0
-    """Changes with the clients whose samples are held, where these are not all."""
+    """Changes whenever other clients' samples are held, if not all are."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Federation:
         self.even = all(used % self.widest == 0 for used in self._used_by)  # whether all batches have this size
 
     def check_augmentations(self) -> None:
-        """Raise where samples that are to be augmented are not images."""
+        """Raise if samples that are to be augmented are not images."""
         odd = [shape for shape in self.shapes if len(shape) != 3]
         if self.augmentations and odd:
             raise UserError(
@@ -136,24 +136,24 @@ class Federation:
         return self.counts[clients if isinstance(clients, int) else list(clients)]
 
     def counts_now(self, clients: int | Sequence[int]) -> Tensor:
-        """The same of the samples that they train on in this round."""
+        """The same for the samples that they train on in this round."""
         return self.class_counts(clients)
 
     @property
     def examples(self) -> Sequence[int]:
-        """The clients that are looked at before a run: all of them, where their samples are here."""
+        """The clients that are checked before a run: all of them, if their samples are in memory."""
         return range(self.clients)
 
     def of_each(self, ask: Callable[[int], Any]) -> Sequence[Any]:
-        """What a function says of every client."""
+        """The result of a function for every client."""
         return [ask(client) for client in range(self.clients)]
 
     def hold(self, clients: Sequence[int]) -> bool:
-        """Have the samples of these clients ready; whether memory that samples were in has moved."""
+        """Make the samples of these clients ready; returns whether their memory has moved."""
         return False
 
     def turn(self, round: int) -> bool:
-        """Let clients train on what they have in this round; whether that is something else than before."""
+        """Let clients train on the samples of this round; returns whether those have changed."""
         return False
 
     def domain(self, client: int) -> int:
@@ -171,7 +171,7 @@ class Federation:
         return self._scalers[domain](x)
 
     def blank(self, client: int, samples: int) -> Tensor:
-        """A number of zero inputs of a client's shape and type, on the CPU."""
+        """Some all-zero inputs of a client's shape and type, on the CPU."""
         return torch.zeros(samples, *self.shape(client), dtype=self._train[self.domain(client)].x.dtype)
 
     def train(self, client: int) -> Samples:
@@ -195,7 +195,7 @@ class Federation:
         return (self._validation_rows if on == "validation" else self._test_rows)[client]
 
     def replace_train(self, samples: Mapping[int, Samples]) -> None:
-        """Let some clients train on other samples, as many as before; the rest keep theirs."""
+        """Let some clients train on other samples, the same number as before; the rest keep theirs."""
         for number, part in enumerate(self._train):
             mine = {client: new for client, new in samples.items() if self.domain(client) == number}
             start = len(part.y)
@@ -206,7 +206,7 @@ class Federation:
             self._train[number] = joined([part, *mine.values()])
 
     def replace_tests(self, on: str, samples: Mapping[int, Samples]) -> None:
-        """Test some clients on other samples, as many as before; `on` is "own" or "validation"."""
+        """Test some clients on other samples, the same number as before; `on` is "own" or "validation"."""
         rows = self._validation_rows if on == "validation" else self._test_rows
         for number, part in enumerate(self._test):
             mine = {client: new for client, new in samples.items() if self.domain(client) == number}
@@ -287,7 +287,8 @@ class Federation:
         return map(Batch, *parts)
 
     def drawn(self, client: int, key: Tensor, rate: float) -> Batch:
-        """A batch with each of a client's training samples with this probability, whatever the others; maybe empty."""
+        """A batch that contains each of a client's training samples with this probability, independently; it may be
+        empty."""
         rows, samples = self._train_rows[client], self._train[self.domain(client)]
         rows = rows[~random.at_least(key, len(rows), rate)]
         x, y = samples.x[rows], samples.y[rows]

@@ -1,4 +1,4 @@
-"""Data of any number of clients, whose samples are computed when they are drawn: none of them takes memory before."""
+"""Data for any number of clients, computed when a client is drawn. Until then, its samples take no memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ class CohortSamples(NamedTuple):
 
 
 class Computed(ABC):
-    """Computes the samples of a client from the run's seed and its number, always the same ones."""
+    """Computes a client's samples from the run's seed and the client's number: always the same ones."""
 
     shape: Sequence[int]
-    """Of one sample."""
+    """The shape of one sample."""
     names: Sequence[str]
     """The classes."""
     train: int
@@ -48,13 +48,16 @@ class Computed(ABC):
     @property
     @abstractmethod
     def about(self) -> str:
-        """What must be the same for samples to be the same."""
+        """Everything that the samples depend on."""
 
     def domain(self, name: str) -> Domain:
         """This data as a data set without training samples."""
         x, y = self.common()
         none = np.zeros((0, *self.shape), x.dtype)
-        scale = np.zeros(1, np.float32), np.ones(1, np.float32)  # of pixels as of numbers: nobody has seen them all
+        scale = (
+            np.zeros(1, np.float32),
+            np.ones(1, np.float32),
+        )  # pixels are treated as numbers: they were never all computed
         return Domain(name, none, np.zeros(0, np.int64), x, y, tuple(self.names), scale=scale, computed=self)
 
 
@@ -66,15 +69,15 @@ class Gaussians(Computed):
     shape: Sequence[int] = (1, 8, 8)
     classes: int = 10
     ways: int = 3
-    """Classes of each client, of which it has about equally many samples; 0: all."""
+    """Classes per client, with about equally many samples each; 0: all."""
     train: int = 20
     test: int = 10
     common_test: int = 1000
-    """Samples of all classes, without any client's offset, that a global model is tested on."""
+    """Samples of all classes, without any client's offset, to test a global model on."""
     apart: float = 0.3
-    """How far the classes' points are from each other, where samples are about 1 from theirs in every direction."""
+    """Distance between the classes' points, where samples lie about 1 from their point in every direction."""
     offset: float = 0.2
-    """How far clients are from each other."""
+    """Distance between clients."""
     names: Sequence[str] = field(init=False, default=())
 
     def __post_init__(self) -> None:
@@ -139,7 +142,7 @@ class PerClient(Computed):
     test: int
     x_common: Any = None
     y_common: Any = None
-    """What a global model is tested on, where there is such a thing."""
+    """Samples that a global model is tested on, if there are any."""
 
     @property
     def about(self) -> str:
@@ -151,7 +154,7 @@ class PerClient(Computed):
         return CohortSamples(*(np.stack(column) for column in zip(*rows, strict=True)))
 
     def _client(self, seed: int, client: int) -> CohortSamples:
-        """One client's samples, as they must be."""
+        """One client's samples, checked."""
         try:
             x, y, x_test, y_test = self.function(seed, client)
             parts = np.asarray(x), np.asarray(y), np.asarray(x_test), np.asarray(y_test)

@@ -45,7 +45,7 @@ def only_domain(domains: Sequence[Domain], clients: int, name: str) -> Domain:
 
 
 def refuse_computed(domains: Sequence[Domain], name: str) -> None:
-    """Raise where there are no samples to deal out."""
+    """Raise if there are no samples to deal out."""
     if any(domain.computed is not None for domain in domains):
         raise UserError(
             f"partition.name = {name!r} deals out samples, but {domains[0].name} computes each client's own when it is "

@@ -26,8 +26,8 @@ from protofed.data.split import Split
 from protofed.errors import UserError
 
 RESCUE = 300
-"""Further Dirichlet draws where the last allowed one leaves a client empty: at alpha 0.05 and 100 clients one in thirty
-leaves nobody so."""
+"""More Dirichlet draws if the last allowed one leaves a client empty: with alpha 0.05 and 100 clients, one draw in
+thirty leaves no client empty."""
 
 
 def dirichlet_counts(
@@ -130,13 +130,13 @@ class Dirichlet:
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.3
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 0
-    """How many training samples are dealt in all, over all clients and drawn at random; 0: all there are."""
+    """Training samples to deal out in total, drawn at random; 0: all there are."""
     min_size: Annotated[int, Ge(1)] = 10
-    """Draw again where a client has fewer samples."""
+    """Draw again if a client has fewer samples."""
     min_classes: Annotated[int, Ge(1)] = 2
-    """Draw again where a client has fewer classes."""
+    """Draw again if a client has fewer classes."""
     attempts: Annotated[int, Ge(1), Le(100_000)] = 3
-    """Draws, after which the last is kept as it is; where it leaves a client empty, up to 300 more."""
+    """Number of draws, after which the last is kept; if it leaves a client empty, up to 300 more."""
     test: Test = "share"
     """Which test samples a client gets: share, own, slice or all."""
     test_size: Annotated[int, Ge(0)] = 0
@@ -154,11 +154,11 @@ class DirichletMPFedCL:
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.05
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 2000
-    """How many training samples are dealt in all, over all clients; 0: all there are."""
+    """Training samples to deal out in total; 0: all there are."""
     order: Order = "file"
     """file: the first samples, and test slices in the order of the file; random: drawn."""
     min_size: Annotated[int, Ge(1)] = 10
-    """Draw again where a client has fewer samples."""
+    """Draw again if a client has fewer samples."""
     attempts: Annotated[int, Ge(1), Le(100_000)] = 5000
     """Draws before giving up."""
     test: Test = "slice"
@@ -178,11 +178,11 @@ class DirichletFedPR:
     alpha: Annotated[float, Gt(0), Le(1e6)] = 0.05
     """Small: few clients share a class; large: all do, evenly."""
     samples: Annotated[int, Ge(0)] = 2000
-    """How many training samples are dealt in all, over all clients and drawn at random; 0: all there are."""
+    """Training samples to deal out in total, drawn at random; 0: all there are."""
     min_size: Annotated[int, Ge(1)] = 1
-    """Draw again where a client has fewer samples."""
+    """Draw again if a client has fewer samples."""
     min_classes: Annotated[int, Ge(1)] = 1
-    """Draw again where a client has fewer classes."""
+    """Draw again if a client has fewer classes."""
     attempts: Annotated[int, Ge(1), Le(100_000)] = 5000
     """Draws before giving up."""
     test: Test = "all"

@@ -23,9 +23,9 @@ class Domain:
     ids: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Natural owners: a column name to one id per train sample and one per test sample."""
     scale: tuple[np.ndarray, np.ndarray] | None = None
-    """Mean and deviation to normalise by, where the data is a part of something larger; else its own are taken."""
+    """Mean and deviation to normalise by, if the data is part of something larger; otherwise its own are used."""
     computed: "Computed | None" = None
-    """What computes a client's samples when it is drawn; then there are no training samples here."""
+    """What computes a client's samples when it is drawn; there are no training samples here then."""
 
     def __repr__(self) -> str:
         """No samples: it may end up in a log."""
@@ -48,13 +48,13 @@ class Domain:
 
 
 def has_gaps(x: np.ndarray) -> bool:
-    """Whether values of a table (N, features) are missing: NaN."""
+    """Whether values of a table (N, features) are missing (NaN)."""
     return x.ndim == 2 and x.dtype.kind == "f" and bool(np.isnan(x).any())
 
 
 def client_names(domains: Sequence[Domain], owned: np.ndarray) -> list[str]:
-    """Clients' names, from the number of each one's domain: their data's names if each has its own, otherwise client 0,
-    client 1, ..."""
+    """Clients' names, given the number of each client's domain: the names of their data if each has its own, otherwise
+    client 0, client 1, ..."""
     if 1 < len(domains) == len(owned) == len(set(owned.tolist())):
         return [domains[number].name for number in owned.tolist()]
     return [f"client {number}" for number in range(len(owned))]

@@ -1,4 +1,4 @@
-"""Partitions in which each client has a few classes, or another amount of data than the others."""
+"""Partitions in which each client has a few classes, or in which clients have different amounts of data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The partitioners of flwr-datasets, by their names there."""
+"""The partitioners of flwr-datasets, by their names in that package."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class FromFlower:
     """A partitioner of flwr-datasets; partition.name = "flwr:DirichletPartitioner" takes its arguments as keys."""
 
     partitioner: str = "DirichletPartitioner"
-    """Its name there."""
+    """Its name in flwr-datasets."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments. The number of partitions, the column (label) and the seed are given if it takes them; name
     another owner column with partition_by."""

@@ -1,4 +1,4 @@
-"""Clients whose classes belong together by their names."""
+"""Clients that own classes with related names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from protofed.errors import UserError
 
 @dataclass(frozen=True)
 class ClassGroups:
-    """Classes whose names begin alike are one client: rec.autos and rec.motorcycles, but not sci.med."""
+    """Classes whose names begin alike form one client: rec.autos and rec.motorcycles, but not sci.med."""
 
     separator: Annotated[str, MinLen(1)] = "."
     """What ends the common part of the names."""
     min_classes: Annotated[int, Ge(1)] = 2
-    """Groups of fewer classes are left out."""
+    """Groups with fewer classes are left out."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
         domain = only_domain(domains, clients, "groups")

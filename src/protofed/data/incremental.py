@@ -30,8 +30,8 @@ def classes_by_task(plan: Incremental, classes: int, seed: int) -> list[list[int
 
 
 class GrowingFederation(Federation):
-    """A federation of which `turn` says what clients train on. Before the first turn they have all of their samples;
-    class counts and tests are those of all tasks throughout."""
+    """A federation in which `turn` sets what clients train on. Before the first turn they have all of their samples;
+    class counts and tests are always those of all tasks."""
 
     def __init__(self, whole: Federation, plan: Incremental, rounds: int) -> None:
         vars(self).update(vars(whole))

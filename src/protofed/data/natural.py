@@ -20,7 +20,7 @@ class Natural:
     key: str = ""
     """The data's owner column to use; empty: the only one there is."""
     min_size: Annotated[int, Ge(2)] = 20
-    """Owners with fewer training samples are left out."""
+    """Owners with fewer training samples than this are left out."""
     test_fraction: Annotated[float, Ge(0), Lt(1)] = 0.2
     """Held back from an owner's training samples where the test part has none of that owner's."""
     per_class: Annotated[int, Ge(0)] = 0
@@ -62,7 +62,7 @@ class Natural:
 
     def _computed(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
         """Every client owns what is computed for it."""
-        from protofed.data.drawn import DrawnSplit  # few experiments compute their samples
+        from protofed.data.computed_batches import DrawnSplit  # few experiments compute their samples
 
         if self != Natural():
             raise UserError(
@@ -77,7 +77,7 @@ class Natural:
         return DrawnSplit(computed, clients, seed, data_fingerprint(domains))
 
     def _few(self, rows: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """At most `per_class` of the rows of each class."""
+        """At most `per_class` rows of each class."""
         if not self.per_class:
             return rows
         rows = rng.permutation(rows)
@@ -118,7 +118,7 @@ class Natural:
 
 
 def _nobody(owners: np.ndarray) -> np.ndarray:
-    """Where an owner is missing."""
+    """Which samples have no owner."""
     if owners.dtype.kind in "US":
         return np.asarray(np.char.str_len(np.char.strip(owners)) == 0)
     return np.asarray(np.isnan(owners)) if owners.dtype.kind == "f" else np.zeros(len(owners), bool)

@@ -48,7 +48,7 @@ class NWayKShot:
     test_shots: Annotated[int, Ge(0)] = 0
     """Test samples per class and client; 0: each class's test samples are dealt evenly to the clients that have it."""
     short: Literal["refuse", "fewer"] = "refuse"
-    """Where a class has fewer training samples than its clients want: refuse, or give each of them fewer."""
+    """If a class has fewer training samples than its clients want: refuse, or give each of them fewer."""
 
     def __call__(self, domains: Sequence[Domain], clients: int, seed: int) -> Split:
         domain = only_domain(domains, clients, "nway_kshot")

@@ -45,7 +45,7 @@ class Scaler:
             axes = (0, *range(2, sample.ndim))  # one pair per channel, or per feature
             shape = (1, -1, *[1] * (sample.ndim - 2))
             found = [sample.std(axis=axes, dtype=np.float64), sample.mean(axis=axes, dtype=np.float64)]
-            if has_gaps(sample):  # of what was measured; 0 where nothing was
+            if has_gaps(sample):  # of the values that exist; 0 if there are none
                 known = np.ma.masked_invalid(sample.astype(np.float64))
                 found = [known.std(axis=0).filled(0), known.mean(axis=0).filled(0)]
             spread, middle = ((number / unit).reshape(shape) for number in found)
@@ -59,7 +59,7 @@ class Scaler:
 
 
 def inputs(domains: Sequence[Domain], normalize: str) -> dict[str, Any]:
-    """What a client that joins later must know, ready for JSON; contains no samples."""
+    """What a client that joins later needs to know, ready for JSON. It contains no samples."""
     names = list(domains[0].class_names)
     return {"class_names": names, "domains": [describe_inputs(domain, normalize) for domain in domains]}
 
@@ -82,7 +82,7 @@ def describe_inputs(domain: Domain, normalize: str, scale: Scaler | None = None)
 
 
 def check_inputs(told: Any) -> None:
-    """A ValueError, KeyError or TypeError where this is not what `inputs` returns."""
+    """Raise ValueError, KeyError or TypeError if this is not what `inputs` returns."""
     names, domains = told["class_names"], told["domains"]
     if not isinstance(domains, list) or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise ValueError("class_names and domains are not lists")

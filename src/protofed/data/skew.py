@@ -21,7 +21,8 @@ FEATURES = ("noise", "rotation", "blur")
 
 
 def long_tailed(domain: Domain, imbalance: float) -> Domain:
-    """Fewer training samples of every further class, so that the first has `imbalance` times as many as the last."""
+    """Keep fewer training samples of each class than of the one before, so that the first has `imbalance` times as many
+    as the last."""
     have = np.bincount(domain.y_train, minlength=domain.classes)
     share = np.arange(domain.classes) / max(1, domain.classes - 1)
     kept = np.minimum(have, np.maximum(1, np.rint(have.max() * imbalance**-share))).astype(np.int64)
@@ -64,7 +65,7 @@ def strength(values: Sequence[float], rising: bool, client: int, clients: int) -
 
 
 def check_skew(skew: Skew, federation: Federation, frozen: bool, held_out: int) -> None:
-    """Refuse what cannot be done to these samples."""
+    """Refuse a change that these samples do not allow."""
     if skew.deal == "rising" and (many := [key for key in (*FEATURES, "labels") if len(getattr(skew, key)) > 1]):
         raise UserError(
             f"skew.{many[0]} = {getattr(skew, many[0])}: with skew.deal = 'rising' it is one number, that of the last "
@@ -104,7 +105,7 @@ def skewed(federation: Federation, skew: Skew) -> None:
 
 
 def _changed(federation: Federation, skew: Skew, client: int, part: str, samples: Samples) -> Samples:
-    """Some of a client's samples, turned, blurred and then noised as it has them."""
+    """Some of a client's samples, rotated, blurred and then made noisy with the client's settings."""
     noise, turn, blur = (
         strength(getattr(skew, key), skew.deal == "rising", client, federation.clients) for key in FEATURES
     )
@@ -116,7 +117,7 @@ def _changed(federation: Federation, skew: Skew, client: int, part: str, samples
 
 
 def turned(x: Tensor, degrees: float, black: Tensor) -> Tensor:
-    """Images (N, C, H, W) turned counter-clockwise about their centre; what comes in from outside is `black`."""
+    """Images (N, C, H, W) rotated counter-clockwise about their centre; what comes in from outside is `black`."""
     degrees %= 360
     if not degrees:
         return x
@@ -132,7 +133,7 @@ def turned(x: Tensor, degrees: float, black: Tensor) -> Tensor:
 
 
 def blurred(x: Tensor, sigma: float) -> Tensor:
-    """Images (N, C, H, W) smoothed by a Gaussian of this deviation in pixels; the edge continues outwards."""
+    """Images (N, C, H, W) smoothed by a Gaussian with this deviation in pixels; edge pixels are repeated outwards."""
     if not sigma:
         return x
     radius = math.ceil(3 * sigma)
@@ -156,7 +157,8 @@ def _noised(x: Tensor, deviation: float, key: Tensor) -> Tensor:
 
 
 def _mislabelled(y: Tensor, share: float, federation: Federation, client: int) -> Tensor:
-    """Labels of which this share, rounded to whole samples, is another class, each as likely."""
+    """Labels of which this share, rounded to whole samples, is replaced by another class; all other classes are equally
+    likely."""
     wrong = round(share * len(y))
     if not wrong:
         return y

@@ -63,7 +63,7 @@ def load(data: Data, data_dir: Path | None) -> list[Domain]:
 
 
 def check_folder(data_dir: Path | None) -> None:
-    """Refuse a data folder that is not there."""
+    """Refuse a data folder that does not exist."""
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"{option('data-dir', data_dir)} is not a folder. Name the folder that holds the data sets.")
 

@@ -77,15 +77,16 @@ class Split:
     train: tuple[np.ndarray, ...]
     """One int64 array of rows of the domain's train part per client."""
     test: tuple[np.ndarray, ...]
-    """One int64 array of rows of the domain's test part per client. If a partition holds samples back for testing,
-    the numbers continue into the train part: row len(y_test) + r is train row r. Code that forgets this gets an
-    IndexError, never a wrong sample."""
+    """One int64 array of rows of the domain's test part per client. If a partition holds samples back for testing, the
+    numbers continue into the train part: row len(y_test) + r is train row r. Code that forgets this gets an IndexError,
+    never a wrong sample."""
     notes: tuple[str, ...] = ()
     """Warnings for the user."""
     fingerprint: str = ""
-    """Fingerprint of the data the split was made for; empty: unknown, so not checked."""
+    """Fingerprint of the data that the split was made for; empty if unknown, and then not checked."""
     validation: tuple[np.ndarray, ...] = ()
-    """One int64 array of rows of the domain's train part per client, held back to choose a round by; or nothing."""
+    """One int64 array per client: rows of the domain's train part that are held back to choose a round by. May be
+    empty."""
 
     def __post_init__(self) -> None:
         if not len(self.domain) == len(self.train) == len(self.test) or len(self.validation) not in (0, self.clients):

@@ -1,4 +1,4 @@
-"""Where clients run. An engine owns data, devices and client states; a method does not know any of them."""
+"""Where clients run. An engine owns data, devices and client states; a method knows none of them."""
 
 from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple, Protocol
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Run the last phases of these clients after the last round; nothing is uploaded."""
 
     def ended(self) -> None:
-        """No other round comes, although the experiment has more: what is asked next is of the end."""
+        """No other round follows, although the experiment has more: everything that is asked next concerns the end."""
 
     def counts(self, cohort: Sequence[int]) -> Tensor:
         """Training samples per class (K, C); zeros if clients keep this private."""

@@ -31,7 +31,7 @@ class ReferenceEngine:
 
     in_turn = True
     stand_in: StandIn | None = None
-    """What does a client's whole round in place of `update`, if anything does."""
+    """Replaces `update` for a client's whole round, if it is set."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class ReferenceEngine:
         by_client: bool = False,
         paces: Callable[[int, Sequence[int]], list[float]] | None = None,
     ) -> None:
-        """`by_client`: keep a round's uploads as one row per client. `paces`: what share of its steps each of some
-        clients takes in a round, if not all do all."""
+        """`by_client`: keep a round's uploads as one row per client. `paces`: the share of its steps that each of some
+        clients takes in a round, if not all take all."""
         self._paces = paces
         self.federation, self.optimizer, self.precision = federation, optimizer, precision
         self.seed, self.local_epochs, self.init, self.by_client = seed, local_epochs, init, by_client
@@ -93,7 +93,7 @@ class ReferenceEngine:
         return self._build(name, build, shape, random.seed(self.seed, "init", "common"))[0]
 
     def _refuse_unfit_samples(self) -> None:
-        """Refuse what a client's model does not take: missing values, tokens that it does not know."""
+        """Refuse inputs that a client's model cannot take: missing values, or tokens that it does not know."""
         for name, module in self._modules.items():
             members = self.members(name)
             parts = {self.federation.domain(i) for i in members}
@@ -109,7 +109,7 @@ class ReferenceEngine:
                         raise UserError(f"{self.federation.names[client]}: {why} ({name}).")
 
     def _refuse_lonely_samples(self) -> None:
-        """Refuse what BatchNorm cannot train on: a batch of one sample whose map is one pixel."""
+        """Refuse batches that BatchNorm cannot train on: one sample whose map is one pixel."""
         for name, model in self._models.items():
             members = self.members(name)
             if model.trains_on_one(self.federation.train(members[0]).x[:1]):
@@ -124,7 +124,7 @@ class ReferenceEngine:
                     )
 
     def members(self, architecture: str) -> list[int]:
-        """The clients with this model, among those that are looked at before a run."""
+        """The clients with this model among those that are checked before a run."""
         return [i for i in self.federation.examples if self.architectures[i] == architecture]
 
     def specs(self) -> list[Spec]:

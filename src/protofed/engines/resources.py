@@ -34,7 +34,7 @@ UNCOUNTED = 1000  # bytes that such a model allocates per input byte, roughly
 
 
 def cache_folder() -> Path:
-    """Where work that took long is kept for other runs: $PROTOFED_CACHE, else ~/.cache/protofed."""
+    """Where the results of long computations are kept for other runs: $PROTOFED_CACHE, else ~/.cache/protofed."""
     return Path(os.environ.get("PROTOFED_CACHE") or Path.home() / ".cache" / "protofed")
 
 
@@ -147,7 +147,7 @@ class Needs:
             small, key = self.federation.device.type == "cpu" and bytes_of((spec.params, x)) < SMALL, random.key(0)
             if not small:
                 key, spec = on_meta(key), spec._replace(buffers=on_meta(spec.buffers))
-            from protofed.ops.derivatives import grad  # a client trains nobody stacked, and loads no more than it needs
+            from protofed.ops.derivatives import grad  # a client stacks nothing, and loads no more than it needs
 
             try:
                 made, _ = counted_bytes(grad(step), spec.params, x, as_they_are=small)

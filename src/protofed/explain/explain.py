@@ -69,7 +69,8 @@ class Played(NamedTuple):
 def explain(
     experiment: Experiment, data_dir: Path | None = None, tell: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
-    """Everything there is to say about the experiment's method; `tell` hears how many clients of how many are done."""
+    """Everything that can be said about the experiment's method; `tell` hears how many clients are done, and of how
+    many."""
     experiment, note = explainable(experiment, data_dir)
     method, engine = experiment.method, prepare(experiment, data_dir).engine
     assert isinstance(engine, ReferenceEngine)
@@ -103,8 +104,8 @@ def explain(
 
 
 def explainable(experiment: Experiment, data_dir: Path | None) -> tuple[Experiment, str]:
-    """The experiment for an engine that trains one client after another; if its method cannot serve several models,
-    with the first of them for all clients, and a note that says so."""
+    """The experiment for an engine that trains one client after another. If its method cannot serve several models, all
+    clients get the first one, and a note says so."""
     experiment = replace(experiment, engine=replace(experiment.engine, name="reference"))
     if len(experiment.model) == 1:
         return experiment, ""
@@ -150,18 +151,18 @@ def _play(experiment: Experiment, engine: ReferenceEngine, tell: Callable[[int, 
 
 
 def _sent_size(experiment: Experiment, up: Tree, cohort: int, layout: Layout | None) -> Size:
-    """An upload as it is sent: as it is, or as masked numbers with keys and shares."""
+    """An upload as it is sent: unchanged, or as masked numbers with keys and shares."""
     size = encoded_size(up)
     if not experiment.privacy.secure_sum:
         return size
     from protofed.privacy.simulated import sizes_of  # needs the packages of secure sums
 
-    vector = up if layout is None else layout.packed()
+    vector = up if layout is None else layout.masked()
     return size._replace(bytes=sum(sizes_of(experiment.privacy, vector, cohort, loss=layout is None)))
 
 
 def _last_epoch(experiment: Experiment) -> int:
-    """The epoch whose training steps `upload` hears of."""
+    """The epoch whose training steps are reported to `upload`."""
     epochs = [phase.passes(experiment.local_epochs) for phase in experiment.method.phases()]
     return max(epochs[-1] - 1, 0) if epochs else 0
 
@@ -217,7 +218,7 @@ def _private(experiment: Experiment, played: Played) -> dict[str, Any]:
 
 
 def _learns(experiment: Experiment, played: Played) -> list[str]:
-    """What the server can tell from the uploads; with noise, what all others can tell."""
+    """What the server can tell from the uploads; with noise, what anybody can tell."""
     if not experiment.privacy.noisy:
         return list(learns(played.up, least_summed(experiment)))
     return noise_promises(experiment)
@@ -242,7 +243,7 @@ def _compared(rule: Robust) -> list[str]:
 
 
 def _trained(method: Method, name: str) -> str:
-    """When a parameter is trained."""
+    """The phases in which a parameter is trained."""
     for when, phases in ((ROUND, method.phases()), (LAST, method.last_phases())):
         if any(name.startswith(phase.trains) for phase in phases):
             return when
@@ -250,7 +251,7 @@ def _trained(method: Method, name: str) -> str:
 
 
 def choices(method: Method) -> list[dict[str, Any]]:
-    """Every field: its value in force, its default, what the presets give it, and what it means."""
+    """Every field: its value in this experiment, its default, its value in each preset, and what it means."""
     kind = type(method)
     about = schema.docs(kind)
     return [

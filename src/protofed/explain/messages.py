@@ -1,4 +1,4 @@
-"""What is in a message: tensors by groups that a person can name, and what the server can tell from them."""
+"""What a message contains: tensors in groups that a person can name, and what the server can tell from them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ def message_tensors(
 
 
 class TensorKind(NamedTuple):
-    """Where a tensor belongs when a person counts."""
+    """The group that a tensor belongs to."""
 
     name: str
     kind: str  # weights, buffers, rows (of prototypes), numbers, or flags: what the papers do not count
@@ -117,7 +117,7 @@ def _group(place: TensorKind, by_client: Sequence[Sequence[Leaf]], missing: set[
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
-    """Over the clients of a round, and the whole round."""
+    """The size for all clients of a round, and for the whole run."""
     return {"min": min(values), "mean": sum(values) / len(values), "max": max(values), "round": sum(values)}
 
 
@@ -141,7 +141,7 @@ ALONE = "seen singly, used singly"  # of an Each
 
 
 def least_summed(experiment: Experiment) -> int:
-    """Of how many clients at least the server learns a sum; 0: it sees every upload singly."""
+    """The smallest number of clients over which the server learns a sum; 0: it sees every upload by itself."""
     return needed(experiment.privacy.threshold, len(draw_cohort(experiment, 0))) if experiment.privacy.secure_sum else 0
 
 
@@ -151,7 +151,10 @@ def seen_words(experiment: Experiment, each: bool = False) -> str:
     noised = f"noised, epsilon {privacy.epsilon:g} for the run"
     if least := least_summed(experiment):
         summed = f"only in the sum over at least {least} clients"
-        return f"{summed}, {noised} (by shares of {least - privacy.dishonest} of them)" if privacy.noisy else summed
+        shares = f"{noised} (by shares of {least - privacy.dishonest} of them)"
+        if privacy.noisy_steps:
+            return f"{summed}: models noised (by each client's steps), class sums {shares}"
+        return f"{summed}, {shares}" if privacy.noisy else summed
     if privacy.noisy and privacy.where == "client":
         return f"singly, {noised} (by each client)"
     if privacy.noisy_steps:
@@ -178,7 +181,7 @@ def follows(privacy: Privacy) -> str:
 
 
 def noise_promises(experiment: Experiment) -> list[str]:
-    """What is promised of a run's releases, and against whom."""
+    """What is promised about a run's releases, and against whom."""
     privacy = experiment.privacy
     whom = "any single client with all its samples" if privacy.unit == "client" else "any single sample"
     promise = (
@@ -190,12 +193,14 @@ def noise_promises(experiment: Experiment) -> list[str]:
         what = "class sum" if privacy.noisy_steps else "upload"
         who = (
             f"the server sees every {what} without noise and adds it afterwards: this holds against the other clients "
-            "and whoever gets the result, not against the server"
+            "and anyone who gets the result, not against the server"
         )
     if privacy.where == "sum":
         honest = least_summed(experiment) - privacy.dishonest
+        noise = "class sums' noise" if privacy.noisy_steps else "noise"
         who = (
-            f"each client adds a share of the noise under the secure sum, and the shares of {honest} are enough: this "
+            f"each client adds a share of the {noise} under the secure sum, "
+            f"and the shares of {honest} are enough: this "
             f"holds against the server too, if at most {privacy.dishonest} of the clients in a sum tell it their shares"
         )
     steps = (
@@ -212,12 +217,12 @@ def noise_promises(experiment: Experiment) -> list[str]:
 
 
 def beside_uploads(privacy: Privacy) -> str:
-    """What each client of a federation tells the server that is not in its uploads, in words; empty if this experiment
-    is for simulations."""
+    """What each client of a federation tells the server outside its uploads, in words; empty if this experiment is for
+    simulations."""
     joins = "the name of its model and the shape of its samples"
     many = "how many training and test samples it has, "
     if privacy.noisy:
-        alone = privacy.where == "server" or privacy.unit == "sample"
+        alone = privacy.where == "server" or privacy.noisy_steps
         return (
             "" if alone else f"each client also tells {joins}. It tells no loss, no number of samples, no test result"
         )
@@ -228,7 +233,8 @@ def beside_uploads(privacy: Privacy) -> str:
 
 
 def learns(up: Sequence[ClientMessage], least: int = 0) -> Iterator[str]:
-    """What the server can tell from the uploads, in words; `least`: it learns only sums of so many clients or more."""
+    """What the server can tell from the uploads, in words; `least`: it learns only sums of this many clients or
+    more."""
     leaves = [leaf for message in up for leaf in message.leaves]
     if not leaves:
         yield "nothing: clients send no message"
@@ -248,7 +254,7 @@ def learns(up: Sequence[ClientMessage], least: int = 0) -> Iterator[str]:
 
 
 def _read(leaves: Sequence[Leaf], values_of: str, weights_of: str) -> Iterator[str]:
-    """What can be read in values and in weights."""
+    """What can be read from values and from weights."""
     if names := dict.fromkeys(_place(leaf).name for leaf in leaves if not leaf.weight and leaf.tensor.numel()):
         yield f"{values_of}: {', '.join(names)}"
     weights = [leaf for leaf in leaves if leaf.weight]
@@ -258,7 +264,7 @@ def _read(leaves: Sequence[Leaf], values_of: str, weights_of: str) -> Iterator[s
 
 
 def _told(weights: Sequence[Leaf]) -> str:
-    """What the weights of a Mean tell, if anything."""
+    """What the weights of a Mean reveal, if anything."""
     one = weights[0]
     counts = any(bool(((w.tensor != 0) & (w.tensor != 1)).any()) for w in weights)  # else all clients count equally
     if one.rows is None:
@@ -272,7 +278,7 @@ def _told(weights: Sequence[Leaf]) -> str:
 def one_step(
     experiment: Experiment, engine: ReferenceEngine, number: int, batches: Sequence[Batch], down: Tree
 ) -> Update:
-    """A client's first round with these batches in place of its epochs: a message's size does not depend on them."""
+    """A client's first round with these batches instead of its epochs: a message's size does not depend on them."""
     return local_update(
         experiment.method,
         engine.model(number),

@@ -1,4 +1,4 @@
-"""What was learnt, as files that need no protofed."""
+"""Trained models as files that need no protofed."""
 
 from protofed.export.subject import of_newcomer, of_prepared, of_run
 from protofed.export.write import check_out, export

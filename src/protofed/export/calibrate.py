@@ -1,4 +1,4 @@
-"""What an exported model needs to say how sure it is: temperatures, and how far is too far."""
+"""Confidence for an exported model: temperatures, and the distance from which a sample is unknown."""
 
 from typing import Any
 
@@ -12,7 +12,8 @@ CHUNK = 256
 
 
 def calibrate(subject: Subject, network: Network, quantile: float) -> dict[str, Any]:
-    """Temperatures by likelihood, and the threshold beyond which a sample is unknown, on samples the client knows."""
+    """Temperatures by likelihood, and the distance from which a sample is unknown, from samples that the client
+    knows."""
     samples = _few(subject.known)
     candidates = subject.own if subject.method.candidates == "own" else torch.ones_like(subject.own)
     of = f"{len(samples.y)} {subject.known_from} samples"
@@ -40,7 +41,7 @@ def calibrate(subject: Subject, network: Network, quantile: float) -> dict[str, 
 
 
 def temperature(scores: Tensor, y: Tensor, candidates: Tensor) -> float:
-    """The divisor of the scores (N, C) under which the labels are likeliest, to two steps in ten."""
+    """The divisor of the scores (N, C) that makes the labels most likely, to two steps in ten."""
     allowed = candidates & torch.isfinite(scores).any(0)
     scores = scores.masked_fill(~allowed, -torch.inf)
     inside = allowed[y] & torch.isfinite(scores.gather(1, y[:, None])[:, 0])
@@ -67,7 +68,7 @@ def _answers(subject: Subject, network: Network, samples: Samples) -> tuple[Tens
 
 
 def _share(subject: Subject, network: Network, above: float, candidates: Tensor) -> float | None:
-    """How many of its own test samples would be called unknown."""
+    """The share of the client's own test samples that would be called unknown."""
     samples = _few(subject.test)
     if not len(samples.y):
         return None
@@ -77,6 +78,6 @@ def _share(subject: Subject, network: Network, above: float, candidates: Tensor)
 
 
 def _few(samples: Samples, most: int = 2000) -> Samples:
-    """Evenly spaced ones where there are very many."""
+    """Evenly spaced samples if there are very many."""
     rows = torch.linspace(0, len(samples.y) - 1, min(most, len(samples.y))).long()
     return Samples(samples.x[rows], samples.y[rows])

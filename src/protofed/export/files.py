@@ -40,7 +40,7 @@ def read_about(folder: Path, source: str | Path) -> dict[str, Any]:
 
 
 def _check(about: dict[str, Any]) -> None:
-    """A ValueError, KeyError or TypeError where something that is used is missing or of another kind."""
+    """Raise ValueError, KeyError or TypeError if a value that is used is missing or of the wrong kind."""
     names, inputs, unknown = about["class_names"], about["input"], about["unknown"]
     shape = inputs["shape"]
     far = [] if unknown is None else [unknown["above"]]
@@ -58,7 +58,7 @@ def _check(about: dict[str, Any]) -> None:
 
 
 def _verify(path: Path) -> None:
-    """A UserError where a file is not what SHA256SUMS says."""
+    """A UserError if a file is not what SHA256SUMS says."""
     sums = path.with_name(SUMS)
     if not sums.is_file():
         return
@@ -72,7 +72,7 @@ def _verify(path: Path) -> None:
 
 
 def model(path: Path, about: dict[str, Any]) -> Run:
-    """The model in a .pt2 or .onnx file, from raw samples to outputs of the shapes that they must have."""
+    """The model in a .pt2 or .onnx file, from raw samples to outputs of the required shapes."""
     if path.suffix not in (".pt2", ".onnx") or not path.is_file():
         what = f"there is no {path}" if path.suffix == ".onnx" else f"{path} is not an exported model"
         raise UserError(f"{what}. Name the folder, its model.pt2 or its model.onnx.")
@@ -83,7 +83,7 @@ def model(path: Path, about: dict[str, Any]) -> Run:
     def run(x: np.ndarray) -> Outputs:
         try:
             made = inner(x)
-        except Exception as error:  # whatever a graph that somebody made leads to in torch or ONNX Runtime
+        except Exception as error:  # a graph that somebody else made may raise anything in torch or ONNX Runtime
             raise UserError(f"{path} cannot be run ({_said(error)}). {AGAIN}") from None
         wide = [part.shape for part in made[1:]]
         if len(made) != len(about["outputs"]) or made[0].ndim != 2 or any(shape != (len(x), classes) for shape in wide):

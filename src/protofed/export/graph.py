@@ -17,7 +17,7 @@ from protofed.ops.prototypes import distances
 
 
 class Subject(NamedTuple):
-    """A model to export, with all that its answers depend on."""
+    """A model to export, with everything that its answers depend on."""
 
     method: Method
     model: FunctionalModel
@@ -41,7 +41,7 @@ class Subject(NamedTuple):
 
 
 class _Once:
-    """A model that embeds its one input once."""
+    """A model that computes its input's embedding only once."""
 
     def __init__(self, model: FunctionalModel) -> None:
         self.model, self.classify = model, model.classify
@@ -92,7 +92,7 @@ def _tensors(module: nn.Module) -> tuple[Any, Any]:
 
 
 def raw(samples: Tensor, inputs: dict[str, Any]) -> Tensor:
-    """Samples as they were before they were scaled."""
+    """Samples as they were before scaling."""
     scale = described_scaler(inputs)
     if scale.whole:
         return samples

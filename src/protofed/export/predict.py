@@ -21,7 +21,7 @@ class Prediction:
     answer: str
     """The class's name, or "unknown"."""
     label: str
-    """The likeliest class, whether or not it is near."""
+    """The most likely class, whether or not it is near."""
     number: int
     """Its number."""
     confidence: float
@@ -49,7 +49,8 @@ class Predictor:
         among: str | None = None,
         unknown_above: float | None = None,
     ) -> None:
-        """`by` "head" or "proto", `among` "all" or "own" classes, unknown beyond which distance: else as exported."""
+        """`by` "head" or "proto", `among` "all" or "own" classes, unknown beyond this distance: by default as
+        exported."""
         path = Path(source)
         folder = path if path.is_dir() else path.parent
         self.about = exported.read_about(folder, source)
@@ -79,20 +80,20 @@ class Predictor:
         return self.classify(self.checked(x))
 
     def classify(self, array: np.ndarray) -> list[Prediction]:
-        """Of samples that are checked already."""
+        """Predictions for samples that are already checked."""
         found: list[Prediction] = []
         for start in range(0, len(array), CHUNK):
             found += self._answers(*self._run(array[start : start + CHUNK]))
         return found
 
     def outputs(self, x: Any) -> Outputs:
-        """What the model itself gives for raw samples (B, ...)."""
+        """The model's own outputs for raw samples (B, ...)."""
         array = self.checked(x)
         parts = [self._run(array[start : start + CHUNK]) for start in range(0, len(array), CHUNK)]
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     def checked(self, x: Any) -> np.ndarray:
-        """Raw samples as the model takes them; a UserError where they are not such."""
+        """Raw samples as the model takes them; a UserError if they do not fit."""
         array, inputs = np.asarray(x), self.about["input"]
         if array.shape[1:] != self.shape or not len(array):
             takes = ", ".join(map(str, self.shape))

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protofed.export.guarded import check_arguments
+
 # Operations of torch.ops.aten that compute tensors from tensors and numbers, and do nothing else.
 ATEN_NAMES = """
     __and__ __iand__ __ilshift__ __ior__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__
@@ -80,7 +82,7 @@ BROKEN = (
 
 
 class Unknown(Exception):
-    """A graph asks for an operation that is not one of those above."""
+    """A graph asks for an operation that is not in the tables above."""
 
 
 def _layout(number: int) -> torch.layout:
@@ -108,7 +110,7 @@ CONSTANTS: dict[str, Callable[[Any], Any]] = {
 
 
 class Archive:
-    """The members of a .pt2 file, which is a zip file whose members are stored as they are."""
+    """The members of a .pt2 file, which is a zip file with uncompressed members."""
 
     def __init__(self, path: Path) -> None:
         self.zip = zipfile.ZipFile(path)
@@ -170,7 +172,8 @@ class Program:
 
 
 def _tensors(archive: Archive, what: str, prefix: str) -> dict[str, Tensor]:
-    """The weights or the constants by name: of their bytes, or of an older file, of which torch reads tensors alone."""
+    """The weights or constants by name: from their bytes or, in an older file, from what torch reads as tensors
+    only."""
     older = f"data/{what}/model.pt"
     if older in archive.names:  # as torch 2.8 writes them
         content = archive.read(older)
@@ -215,6 +218,7 @@ def _call(operation: Any, inputs: Sequence[Mapping[str, Any]], values: Mapping[s
     if not isinstance(operation, torch._ops.OpOverload):
         return _number(operation, [value for _, value in given])
     asked = dict(given)
+    check_arguments(operation, asked)
     positional: list[Any] = []
     for argument in operation._schema.arguments:
         if argument.kwarg_only or argument.name not in asked:
@@ -224,7 +228,7 @@ def _call(operation: Any, inputs: Sequence[Mapping[str, Any]], values: Mapping[s
 
 
 def _number(operation: Any, given: Sequence[Any]) -> Any:
-    """Arithmetic of sizes; or an entry of a list."""
+    """Arithmetic on sizes, or an entry of a list."""
     if operation == "getitem":
         whole, place = given
         if not isinstance(whole, list | tuple) or type(place) is not int:
@@ -236,7 +240,7 @@ def _number(operation: Any, given: Sequence[Any]) -> Any:
 
 
 def _put(outputs: Sequence[Mapping[str, Any]], made: Any, values: dict[str, Any]) -> None:
-    """Note what a node gives by its names."""
+    """Store a node's results under their names."""
     several = made if isinstance(made, list | tuple) and len(outputs) > 1 else [made]
     if not outputs:
         return
@@ -249,7 +253,7 @@ def _put(outputs: Sequence[Mapping[str, Any]], made: Any, values: dict[str, Any]
 
 
 def _value(argument: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """An argument of a node: a constant, or what nodes before it gave."""
+    """An argument of a node: a constant, or the result of an earlier node."""
     kind, what = _single(argument)
     if kind in CONSTANTS:
         return CONSTANTS[kind](what)
@@ -279,6 +283,6 @@ def _argument_name(argument: Mapping[str, Any]) -> str:
 
 
 def _single(union: Mapping[str, Any]) -> tuple[str, Any]:
-    """The one entry of a table that has one."""
+    """The only entry of a table with one entry."""
     ((kind, what),) = union.items()
     return kind, what

@@ -31,14 +31,14 @@ def of_run(
     trust: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Subject, list[str]]:
-    """A client by its number, or the "global" model, as of a run's last checkpoint; and what should be told."""
+    """A client by its number, or the "global" model, from a run's last checkpoint; and what the user should be told."""
     found = runs.read_checkpoint(run, trust, tell)
     _check_client(found, who)
     return of_prepared(found, prepare(found.experiment, data_dir), who)
 
 
 def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[Subject, list[str]]:
-    """The same of a run whose data and models are at hand."""
+    """The same for a run whose data and models are at hand."""
     plan, server, notes = found.experiment, found.state.server, list(found.notes)
     _check_client(found, who)
     engine = prepared.reference
@@ -87,7 +87,8 @@ def of_prepared(found: runs.Saved, prepared: Prepared, who: int | str) -> tuple[
 
 
 def of_newcomer(run: str | Path, done: Joining) -> Subject:
-    """The model of one who joined; how far is too far is found by one trained without a quarter of the shots."""
+    """The model of a client that joined. The threshold for unknown samples is found by a model trained without a
+    quarter of the shots."""
     server, newcomers = done.server, done.newcomers
     engine, held = newcomers.engine(), newcomers.engine(CHOOSE)
     method = pulled(newcomers.experiment.method, done.records[-1]["lam"])
@@ -138,7 +139,7 @@ def _members(data: Federation, there: Sequence[int]) -> list[int]:
 
 
 def _known(data: Federation, members: Sequence[int]) -> tuple[Samples, str]:
-    """Samples to fit to: those that were held back from training, or else the training samples."""
+    """Samples to fit to: those held back from training, or else the training samples."""
     held = joined([data.test(number, "validation") for number in members])
     if len(held.y):
         return held, "validation"

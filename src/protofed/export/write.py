@@ -48,7 +48,7 @@ def export(subject: Subject, out: Path, *, onnx: bool = True, quantile: float = 
 
 
 def check_out(out: Path, onnx: bool) -> None:
-    """What can be refused before any work is done."""
+    """Refuse what can be refused before any work is done."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{option('out', out)} already exists. Name a new folder: nothing is overwritten.")
     above = next(path for path in out.absolute().parents if path.exists())
@@ -108,7 +108,7 @@ def _write(subject: Subject, network: Network, folder: Path, onnx: bool, quantil
 
 
 def _write_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """As `predict` can read it: by tensor operations that it knows, where there is a way to say it in those."""
+    """The graph as `predict` can read it: made of tensor operations that it knows, if possible."""
     _save_program(program, path)
     try:
         Program(path)
@@ -117,7 +117,7 @@ def _write_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Without the example, which torch would pickle."""
+    """Save without the example, which torch would pickle."""
     example, program._example_inputs = program._example_inputs, None
     try:
         torch.export.save(program, path)
@@ -126,7 +126,7 @@ def _save_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def _write_onnx(program: torch.export.ExportedProgram, outputs: list[str], path: Path) -> None:
-    """Quietly: the exporter tells of every package that it could do without."""
+    """Export quietly: the exporter mentions every package that it can do without."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

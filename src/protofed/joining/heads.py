@@ -40,13 +40,14 @@ Sums = dict[str, Mean]
 
 
 def plan_of(encoder: str, method: str, overrides: tuple[str, ...] = ()) -> Experiment:
-    """Which encoder and which head, as an experiment; a UserError where it is not made of sums behind an encoder."""
+    """Which encoder and which head, as an experiment; a UserError if the head is not made of sums of an encoder's
+    embeddings."""
     raw = {"model": {"name": encoder}, "method": {"name": method}, "rounds": 1, "clients": 1}
     return _checked(Experiment.from_dict(override(raw, overrides)))
 
 
 def read_clients_of(source: str, plan: Experiment, data_dir: Path | None) -> list[tuple[str, Domain]]:
-    """A source of data as one client, or a folder of data sets as one client each; with their names."""
+    """A data source as one client, or a folder of data sets as one client each, with their names."""
     folder = Path(source)
     inside = (
         sorted(path for path in folder.iterdir() if kind_of(path)) if folder.is_dir() and not kind_of(folder) else []
@@ -98,7 +99,7 @@ class SummedHead:
 
     @classmethod
     def begun(cls, plan: Experiment, shape: tuple[int, ...]) -> "SummedHead":
-        """Without clients; the encoder treats the samples of all of them like those of this shape."""
+        """A head without clients; the encoder treats all of their samples like those of this shape."""
         return cls(dataclasses.replace(plan, model=(plan.model[0].settled(shape),)))
 
     def embed(self, domain: Domain, tell: Tell) -> Domain:
@@ -106,7 +107,7 @@ class SummedHead:
         return embedded_domain(self.plan.model[0], domain, self.plan.torch_device(), tell)
 
     def add(self, name: str, embedded: Domain) -> None:
-        """A client comes, with the classes that it has."""
+        """Add a client, with the classes that it has."""
         if name in self.clients:
             raise UserError(f"client {name} is in this head already. Give it another name, or let it leave first.")
         for label in embedded.class_names:
@@ -118,7 +119,7 @@ class SummedHead:
         self.clients[name] = {"samples": len(embedded.y_train), "sums": _digest(mine, embedded)}
 
     def leave(self, name: str, embedded: Domain) -> None:
-        """A client leaves with its samples: what remains is what there would be without it."""
+        """Remove a client and its samples: the head is then what it would be without the client."""
         if name not in self.clients:
             raise UserError(f"client {name} is not in this head. It has: {', '.join(self.clients) or 'nobody'}.")
         unknown = [label for label in embedded.class_names if label not in self.classes]
@@ -159,13 +160,13 @@ class SummedHead:
         return self.method.head(self.sums)
 
     def remarks(self) -> list[str]:
-        """What a user should hear of it."""
+        """What a user should be told about it."""
         samples = sum(int(client["samples"]) for client in self.clients.values())
         spec = Spec("", len(self.classes), self.plan.model[0].encoder_width, {}, {}, 0, max(1, len(self.clients)))
         return list(self.method.remarks(spec, samples))
 
     def right(self, embedded: Domain) -> tuple[int, int]:
-        """How many of a client's test samples the head classifies right, and how many there are."""
+        """How many of a client's test samples the head classifies correctly, and how many there are."""
         if not len(embedded.y_test):
             return 0, 0
         scores = self.method.scores_of(self.head(), torch.from_numpy(embedded.x_test))
@@ -174,7 +175,7 @@ class SummedHead:
     # on disk
 
     def save(self, folder: Path) -> None:
-        """Write it; what was there counts until all of it is written."""
+        """Write the head; what was there before counts until all of it is written."""
         folder.mkdir(parents=True, exist_ok=True)
         flat = {f"{key}/{part}": getattr(mean, part) for key, mean in self.sums.items() for part in ("total", "weight")}
         content = save({name: tensor.contiguous() for name, tensor in flat.items()})
@@ -193,7 +194,7 @@ class SummedHead:
 
     @classmethod
     def read(cls, folder: Path) -> "SummedHead":
-        """One that was saved. It may be somebody else's: nothing that it names is imported."""
+        """A saved head. It may be somebody else's: nothing that it names is imported."""
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
@@ -220,7 +221,7 @@ class SummedHead:
 
 
 def _check_words(about: Mapping[str, Any]) -> None:
-    """A ValueError or KeyError where classes, clients or the hash of the sums are not as they are written."""
+    """Raise ValueError or KeyError if the classes, clients or hash of the sums are not as they were written."""
     classes, clients, digest = about["classes"], about["clients"], about["sums"]
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError("it has no hash of its sums")
@@ -237,7 +238,7 @@ def _form(sums: Sums) -> dict[str, Any]:
 
 
 def _rows(sums: Mapping[str, Mean], classes: int) -> Sums:
-    """Sums with rows for more classes: of none of its samples."""
+    """Sums with rows for more classes, of which there are no samples."""
     return {key: Mean(_more(mean.total, classes), _more(mean.weight, classes)) if mean.weight.ndim else mean
             for key, mean in sums.items()}  # fmt: skip
 
@@ -249,7 +250,7 @@ def _more(tensor: Tensor, rows: int) -> Tensor:
 
 
 def _digest(sums: Mapping[str, Mean], embedded: Domain) -> str:
-    """Of a client's sums, class by name: it does not depend on the classes that others have."""
+    """The hash of a client's sums, class by name: it does not depend on other clients' classes."""
     total = hashlib.sha256()
     held = [int(row) for row in sums["means"].weight.nonzero().flatten()]
     total.update(repr(sorted({embedded.class_names[int(y)] for y in embedded.y_train})).encode())

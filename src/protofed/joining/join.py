@@ -1,4 +1,5 @@
-"""`protofed.join`: a client of its own data, or one that was held out, joins a run that is finished or goes on."""
+"""`protofed.join`: a client with its own data, or one that was held out, joins a run that is finished or still
+running."""
 
 import dataclasses
 import math
@@ -33,7 +34,7 @@ NEWCOMER = "the newcomer"  # who hands its data in
 
 
 class Joining(NamedTuple):
-    """What came of it: one record a seed, and what the user should be told."""
+    """The result of joining: one record per seed, and what the user should be told."""
 
     method: str
     judged_by: str
@@ -52,12 +53,12 @@ class Joining(NamedTuple):
         return plain(engine.module(0), client.params, client.buffers)
 
     def mean(self, key: str) -> float | None:
-        """Over seeds."""
+        """The mean over seeds."""
         known = [record[key] for record in self.records if record[key] is not None]
         return float(np.mean(known)) if known else None
 
     def __repr__(self) -> str:
-        """In one line, without samples or weights: it may end up in a log."""
+        """One line, without samples or weights: it may end up in a log."""
         key = f"{self.judged_by}_own" if f"{self.judged_by}_own" in self.records[0] else self.judged_by
         accuracy, alone = self.mean(key), self.mean(key.replace(self.judged_by, "alone"))
         found = "no test data" if accuracy is None else f"accuracy {accuracy:.1%}"
@@ -87,7 +88,7 @@ def join(
     `data` is its own .npz (or any other source), or in Python whatever `federate` takes of a client; `client` one that
     the experiment held out. `model` is a name, an import path, or a module. Every seed draws other samples and another
     order; steps, shots and lam are by default as the experiment's [join] says. `trust` lets code run that the run's
-    experiment names and that is not one's own; `note` hears which, before it is imported.
+    experiment names and that is not the user's own; `note` hears which, before it is imported.
     """
     if (data is None) == (client is None):
         raise UserError(
@@ -141,7 +142,7 @@ def _check_held_out(plan: Experiment, client: int) -> None:
 
 
 def _choice(plan: Experiment, model: Any) -> ModelChoice | Handed:
-    """The named model, a module, or the run's own (the first, where it has several)."""
+    """The named model, a given module, or the run's own (the first if it has several)."""
     if model is not None and not isinstance(model, str):
         options = {key: value for key, value in plan.model[0].options.items() if key in KEYS}
         if str(options.get("embedding", "")).startswith(MEMORY):
@@ -161,7 +162,7 @@ def _alone(plan: Experiment, domain: Domain, scale: Scaler, choice: ModelChoice 
 
 
 def _handed(data: Any, names: list[str], plan: Experiment) -> Domain:
-    """What a script hands in; its labels are known by their names, as in the run's files."""
+    """The client that a script gives; its labels are matched by their names in the run's files."""
     parts = [read_part(part, NEWCOMER, lambda text: None) for part in split_parts(data) if part is not None]
     arrays = tuple(item for part in parts for item in (part.x, class_names_of(part.y)))
     own = read_clients({NEWCOMER: arrays}, labels=names, test_fraction=plan.data.test_fraction, seed=plan.seed)
@@ -169,7 +170,7 @@ def _handed(data: Any, names: list[str], plan: Experiment) -> Domain:
 
 
 def _own(found: Saved, data: Any, data_dir: Path | None, notes: list[str]) -> tuple[Domain, Scaler]:
-    """The newcomer's samples, with the run's classes, and how they are scaled: as in the run."""
+    """The newcomer's samples with the run's classes and scaling."""
     told = runs.inputs_of_run(found, data_dir)
     names = [str(c) for c in told["class_names"]]
     name = str(data) if isinstance(data, str | Path) else NEWCOMER

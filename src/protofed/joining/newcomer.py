@@ -33,7 +33,7 @@ AT_ONCE = 2**24  # numbers in the differences of samples and prototypes
 
 
 class Joined(NamedTuple):
-    """A newcomer's model and how it fares."""
+    """A newcomer's model and its results."""
 
     client: Client
     record: dict[str, Any]
@@ -43,14 +43,14 @@ class Joined(NamedTuple):
 
 
 def few_shots(rows: np.ndarray, y: np.ndarray, shots: int, *name: int | str) -> np.ndarray:
-    """At most so many of the rows of each class, drawn by what names the occasion; 0: all of them."""
+    """At most this many rows of each class, drawn by a key made of `name`; 0: all of them."""
     order = rows[random.permutation(random.key(*name), len(rows)).numpy()]
     parts = [order[y[order] == label][: shots or None] for label in np.unique(y[order])]
     return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
 
 
 def pulled(method: Method, lam: float | None) -> Method:
-    """The method with another weight of the pull towards its prototypes; None: its own."""
+    """The method with another weight of the pull towards its prototypes; None: its own weight."""
     if lam is None:
         return method
     if not hasattr(method, "lam"):
@@ -60,8 +60,8 @@ def pulled(method: Method, lam: float | None) -> Method:
 
 
 def welcome(method: Method, server: Tree) -> tuple[Tree, Mean | None]:
-    """What a newcomer is sent, and the prototypes in it, if there are any."""
-    down = method.broadcast(server, torch.zeros(1, dtype=torch.int64))
+    """What a newcomer receives, and the prototypes in it, if there are any."""
+    down = method.newcomer(server)
     if any(isinstance(node, Each) for node in tree_leaves(down, is_leaf=is_node)):
         raise UserError(
             f"{_name(method)} sends every client something of its own, which a newcomer has not yet. "
@@ -72,14 +72,14 @@ def welcome(method: Method, server: Tree) -> tuple[Tree, Mean | None]:
 
 
 def check_joinable(experiment: Experiment, spec: Spec) -> None:
-    """A UserError where nobody could join later."""
+    """A UserError if nobody could join later."""
     for lam in experiment.join.lam:
         pulled(experiment.method, lam)
     welcome(experiment.method, experiment.method.init_server(spec))
 
 
 def welcomed(method: Method, engine: ReferenceEngine, number: int, down: Tree) -> Client:
-    """A newcomer as it begins, with what it received."""
+    """A newcomer at the start, with what it received."""
     start = engine.client(method, number)
     client = method.receive(engine.model(number), start, engine.federation.local(number, 0), down)
     for name, value in client.params.items():
@@ -92,8 +92,8 @@ def welcomed(method: Method, engine: ReferenceEngine, number: int, down: Tree) -
 
 
 def fine_tune(method: Method, engine: ReferenceEngine, number: int, down: Tree, steps: int) -> Client:
-    """Receive, then so many steps of each phase. If a method has phases after the last round, these are taken; one
-    without epochs takes no step, because the method computes that part in closed form."""
+    """Receive, then take this many steps of each phase. If a method has phases after the last round, these are used. A
+    phase without epochs takes no step, because the method computes that part in closed form."""
     model, data, federation = engine.model(number), engine.federation.local(number, 0), engine.federation
     client = welcomed(method, engine, number, down)
     if not federation.used(number):
@@ -141,7 +141,7 @@ def right_answers(
 
 
 def join_one(method: Method, engine: ReferenceEngine, number: int, server: Tree, steps: int) -> Joined:
-    """One newcomer with what it is sent, and alone."""
+    """One newcomer with what it receives, and alone."""
     down, prototypes = welcome(method, server)
     if prototypes is not None and prototypes.total.shape[-1] != (dim := engine.specs()[0].dim):
         raise UserError(
@@ -208,7 +208,7 @@ class Newcomers(NamedTuple):
         return ReferenceEngine(federation, builders, plan.scheduled, seed=seed, local_epochs=1, init=init)
 
     def join(self, server: Tree, tell: Callable[[int, int], None] = lambda done, of: None) -> list[Joined]:
-        """All of them, as [join] of the experiment says."""
+        """All newcomers, as the experiment's [join] says."""
         engine, found = self.engine(), []
         for number in range(self.split.clients):
             lam = self._lam(number, server)
@@ -219,7 +219,7 @@ class Newcomers(NamedTuple):
         return found
 
     def _lam(self, number: int, server: Tree) -> float | None:
-        """The weight of the pull: the only one there is, or the one that is best on shots that were held back."""
+        """The weight of the pull: the only one, or the one that is best on held-back shots."""
         lams, method, steps = self.experiment.join.lam, self.experiment.method, self.experiment.join.steps
         if len(lams) < 2:
             return lams[0] if lams else None
@@ -245,7 +245,7 @@ def held_back_clients(
     draw: int = 0,
     modules: Sequence[Handed] | None = None,
 ) -> Newcomers:
-    """Clients of an experiment, each with a few of its training samples, and its module where one was handed in."""
+    """Clients of an experiment, each with a few of its training samples, and with its module if one was given."""
     trains = [
         few_shots(
             split.train[i], domains[split.domain[i]].y_train, experiment.join.shots, experiment.seed, "shots", draw, i
@@ -258,7 +258,7 @@ def held_back_clients(
 
 
 def join_summary(experiment: Experiment, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over newcomers, among the candidates that the method is judged among, with the settings."""
+    """Means over newcomers, among the classes that the method is judged by, with the settings."""
     suffix = "_own" if experiment.method.candidates == "own" else ""
     kinds = {"head": f"head{suffix}", "proto": f"proto{suffix}", "start": f"start{suffix}"}
     kinds |= {"alone": f"alone{suffix}", "unseen": "unseen"}

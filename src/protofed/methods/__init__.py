@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from protofed.importing import Catalogue
-from protofed.method import Method
 
 if TYPE_CHECKING:
+    from protofed.method import Method
     from protofed.methods.ccvr import CCVR as CCVR
     from protofed.methods.classmeans import ClassMeans as ClassMeans
     from protofed.methods.creff import CReFF as CReFF
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from protofed.methods.ridge import Ridge as Ridge
     from protofed.methods.spfedcl import SPFedCL as SPFedCL
 
-METHODS: Catalogue[type[Method]] = Catalogue(
+METHODS: "Catalogue[type[Method]]" = Catalogue(
     {
         "local": "protofed.methods.local:Local",
         "fedavg": "protofed.methods.fedavg:FedAvg",
@@ -79,6 +79,6 @@ METHODS: Catalogue[type[Method]] = Catalogue(
 )
 
 
-def __getattr__(name: str) -> type[Method]:
+def __getattr__(name: str) -> "type[Method]":
     """`from protofed.methods import FedProto` imports that method's file."""
     return METHODS.defined(name)

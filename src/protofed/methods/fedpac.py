@@ -34,8 +34,8 @@ class FedPAC(Method):
         "a'(diag(V) + D)a over mixtures a of heads, for each client on the server",
     )
     presets = {
-        "paper": {"smallest": 0.0, "least": 0.0},
-        "official": {"smallest": 0.01, "least": 0.001},
+        "paper": {"least": 0.0},
+        "official": {"least": 0.001},
     }
 
     lam: Annotated[float, Ge(0)] = 1.0
@@ -44,10 +44,12 @@ class FedPAC(Method):
     """Epochs of the head before the body is trained."""
     head_lr: Annotated[float, Gt(0)] = 0.1
     """Step size of the head."""
-    smallest: Annotated[float, Ge(0)] = 0.01
-    """The server's matrices lose eigenvalues below this (the authors' code); 0 keeps all."""
+    smallest: Annotated[float, Ge(0)] = 0.0
+    """The server's matrices lose eigenvalues below this; 0 keeps all. The authors' code drops those below 0.01, but
+    only of a matrix that has a negative one, which only rounding gives."""
     least: Annotated[float, Ge(0)] = 0.001
-    """A client's mixture leaves out heads with a smaller weight than this (the authors' code)."""
+    """A client's mixture leaves out heads with a smaller weight than this (the authors' code), and the others are
+    divided by their sum."""
 
     def check(self, specs: Sequence[Spec]) -> None:
         same_shapes("fedpac", specs)
@@ -63,6 +65,10 @@ class FedPAC(Method):
         heads = Mean(*(part[same.argmax(1)] for part in server["heads"]))
         heads = heads._replace(weight=heads.weight * same.amax(1))
         return {"body": server["body"], "prototypes": server["prototypes"], "head": Each(heads)}
+
+    def newcomer(self, server: Tree) -> Tree:
+        nothing = Mean(torch.zeros_like(server["heads"].total[0]), torch.zeros_like(server["heads"].weight[0]))
+        return {"body": server["body"], "prototypes": server["prototypes"], "head": nothing}
 
     def receive(self, model: Model, client: Client, data: LocalData, down: Tree) -> Client:
         mixed: Mean = down["head"]
@@ -103,13 +109,16 @@ class FedPAC(Method):
         rows = up["head"].rows
         mixed = mixtures(rows["spread"], rows["means"], rows["there"] > 0, self.smallest)
         mixed = mixed * (mixed >= self.least)
+        mixed = mixed / mixed.sum(1, keepdim=True).clamp(min=1e-12)
         heads = torch.cat([value.flatten(1) for value in rows["head"].values()], 1)
         there = rows["there"] * (mixed.sum(1) > 0)  # a client without samples keeps the head it has
+        new, owners, old = Mean.of(mixed @ heads, there), cohort.to(there.device), server["heads"]
+        absent = (old.weight > 0) & ~torch.isin(server["owners"], owners)  # they get theirs when they are drawn again
         return {
             "body": up["body"].otherwise(server["body"]),
             "prototypes": refresh(server["prototypes"], up["prototypes"]),
-            "heads": Mean.of(mixed @ heads, there),
-            "owners": cohort.to(there.device),
+            "heads": Mean(*(torch.cat([b, a[absent]]) for a, b in zip(old, new, strict=True))),
+            "owners": torch.cat([owners, server["owners"][absent]]),
         }
 
     def prototypes(self, server: Tree) -> Mean:

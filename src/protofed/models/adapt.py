@@ -22,17 +22,17 @@ NEW = "linear"  # as `head`: a new linear layer
 
 @dataclass(frozen=True)
 class Adapt:
-    """Where a module of the user's own has its embedding, and what is added to it."""
+    """Where the embedding of a user's own module is, and what is added to the module."""
 
     embedding: Any = ""
-    """The layer whose output is the embedding, or in Python a function (module, x) -> (B, D); empty: what the
-    classifying layer is given."""
+    """The layer whose output is the embedding, or in Python a function (module, x) -> (B, D); empty: the input of the
+    classifying layer."""
     head: str = ""
-    """The classifying layer; empty: found by itself; "linear": a new linear layer in its place."""
+    """The classifying layer; empty: it is searched for; "linear": a new linear layer in its place."""
     project: Annotated[int, Ge(0), Le(65_536)] = 0
     """Width of a linear projection between the embedding and a new classifying layer; 0: none."""
     frozen: Any = None
-    """True: the body is not trained, and its embeddings are computed once; False: all is trained; by itself as
+    """True: the body is not trained, and its embeddings are computed once; False: everything is trained; unset: as
     `requires_grad` says."""
 
 
@@ -92,7 +92,8 @@ def adapt(module: nn.Module, sample: Tensor, classes: int, how: Adapt, label: st
 
 
 def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
-    """Whether it draws random numbers beside its dropout layers; a first training pass tells, and what fails in one."""
+    """Whether it draws random numbers outside its dropout layers. Found by a first training pass, which also reveals
+    what fails in one."""
     try:
         return draws(module, sample, label)
     except UserError as error:
@@ -102,7 +103,7 @@ def _draws(module: Adapted, sample: Tensor, label: str) -> bool:
 
 
 def _refuse_odd(body: Body, sample: Tensor, z: Tensor, label: str) -> None:
-    """A batch of one sample must do, and the same samples must give the same embeddings."""
+    """Check that a batch of one sample works, and that the same samples give the same embeddings."""
     lost = (
         f"{label} takes {len(z)} samples at once, but not one: its forward loses the axis of samples (squeeze?). "
         "Keep that axis."
@@ -150,7 +151,7 @@ def _taken(net: nn.Module, sample: Tensor) -> tuple[Tensor, bool]:
 def _try(net: nn.Module, sample: Tensor) -> Exception | None:
     try:
         net(sample)
-    except Exception as error:  # whatever it is, `watch` will say it
+    except Exception as error:  # `watch` will report it
         return error
     return None
 
@@ -165,7 +166,7 @@ def _layer(net: nn.Module, name: str, seen: Any, key: str, label: str) -> nn.Mod
 
 
 def _head(net: nn.Module, seen: Any, classes: int, how: Adapt, label: str) -> str:
-    """The name of the classifying layer; empty where there is none and a new one comes behind the embedding."""
+    """The name of the classifying layer; empty if there is none and a new one follows the embedding."""
     if how.head not in ("", NEW):
         _layer(net, how.head, seen, "head", label)
         return how.head
@@ -184,7 +185,7 @@ def _head(net: nn.Module, seen: Any, classes: int, how: Adapt, label: str) -> st
 
 
 def _check_scores(head: nn.Module, z: Tensor, seen: Any, classes: int, name: str, how: Adapt, label: str) -> None:
-    """The head must give one score for each class, and what the module gives."""
+    """Check that the head gives one score per class, and that it gives what the module gives."""
     try:
         with judging(head):
             scores = tensor_of(head(z))

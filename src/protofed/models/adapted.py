@@ -11,7 +11,8 @@ from protofed.models.look import pooled_embeddings, tensor_of
 
 
 class _Reached(BaseException):
-    """The classifying layer was reached, with this input; no handler of the user's forward should catch it."""
+    """Raised when the classifying layer is reached, with its input. Handlers in the user's forward should not catch
+    it."""
 
     def __init__(self, z: Any) -> None:
         super().__init__()
@@ -19,14 +20,14 @@ class _Reached(BaseException):
 
 
 class Stop(nn.Module):
-    """Stands where the classifying layer was."""
+    """Stands in for the classifying layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Reached(next(iter((*args, *kwargs.values())), None))
 
 
 def reach(layer: nn.Module, args: Any, made: Any) -> None:
-    """A hook: this layer's output is wanted, and nothing that comes after it."""
+    """A hook that ends the forward pass: this layer's output is wanted, and nothing after it."""
     raise _Reached(made)
 
 
@@ -49,13 +50,13 @@ class Body(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A body, a head and the width between them, made of a module of the user's own."""
+    """A body, a head and the width between them, made from a user's own module."""
 
     def __init__(self, body: Any, head: nn.Module, dim: int, origin: "Origin", frozen: bool) -> None:
         super().__init__()
         self.body, self.head = body, head
         self.dim, self.origin, self.frozen = dim, origin, frozen
-        self.draws_itself = False  # whether its forward draws random numbers beside its dropout layers
+        self.draws_itself = False  # whether its forward draws random numbers outside its dropout layers
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (B, dim) and logits (B, classes)."""
@@ -74,7 +75,7 @@ class Adapted(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The user's module as it was handed in, and where in it a client's tensors belong."""
+    """The user's module as it was given, and where in it a client's tensors belong."""
 
     net: nn.Module
     places: tuple[tuple[str, str], ...]  # prefix of a client's tensors -> prefix of the module's
@@ -95,7 +96,7 @@ class Origin:
         return Origin(self.net, places, self.added, self.head, self.embedding, self.told)
 
     def plain(self, params: Params, buffers: Params) -> nn.Module:
-        """A copy of the module with these tensors, in its own class; with a new head it lies where the old one was."""
+        """A copy of the module with these tensors, in its own class. A new head takes the place of the old one."""
         module = copy.deepcopy(self.net).eval()
         if self.added is not None and self.head:
             replace_layer(module, self.head, copy.deepcopy(self.added))
@@ -130,13 +131,13 @@ class WithHead(nn.Module):
 
 
 def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put another layer there."""
+    """Replace a layer by its name."""
     parent, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(parent), leaf, layer)
 
 
 def as_buffers(module: nn.Module) -> None:
-    """What is not trained becomes a buffer: no phase of any method touches it."""
+    """Turn what is not trained into buffers, so that no phase of any method touches it."""
     for layer in module.modules():
         for name, p in list(layer._parameters.items()):
             if p is not None and not p.requires_grad:

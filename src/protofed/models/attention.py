@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class Attention(nn.MultiheadAttention):
-    """The same parameters and answers; the weights are dropped by the layer `drop`."""
+    """Has the same parameters and gives the same answers; the layer `drop` drops attention weights."""
 
     drop: nn.Module
 
@@ -60,7 +60,7 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def open_attention(module: nn.Module) -> None:
-    """Turn every attention layer below a module into an open one, in place; torch's faster one cannot be stacked."""
+    """Replace every attention layer in a module, in place; torch's fused one cannot be stacked."""
     for layer in list(module.modules()):
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # of a type that only the faster one knows

@@ -7,7 +7,7 @@ from protofed.models.mlp import Net, Shape, Size, chain
 
 
 def image_shape(model: str, shape: Shape, least: int, instead: str) -> tuple[int, int, int]:
-    """(channels, height, width), or a UserError where the model needs images, or larger ones."""
+    """(channels, height, width), or a UserError if the model needs images, or larger ones."""
     if len(shape) != 3:
         raise UserError(
             f"{model} takes images (channels, height, width), but the inputs have shape {tuple(shape)}. "

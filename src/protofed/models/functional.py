@@ -35,7 +35,7 @@ def state(module: nn.Module) -> tuple[Params, Params]:
 
 
 def unfit(module: nn.Module, x: Tensor) -> str:
-    """Why a module cannot take these inputs (N, ...), in words; empty if it can, as far as it says."""
+    """Why a module cannot take these inputs (N, ...), in words; empty if it can, as far as the module says."""
     words = getattr(module, "words", None)
     if words is not None and x.is_floating_point():
         return "holds numbers, not token ids, which it takes. Use whole numbers from 0, or another model"
@@ -64,7 +64,7 @@ class FunctionalModel:
     """
 
     def __init__(self, module: nn.Module, *, padded: bool = False, change: Change = lambda module: None) -> None:
-        """`padded`: batches may have padding; `change` may put faster layers for the same into a copy of the module."""
+        """`padded`: batches may have padding; `change` may replace layers in a copy of the module by faster ones."""
         self.eval_module = _hollow(module).eval()
         self.train_module = _hollow(module).train()
         for made in (self.eval_module, self.train_module):
@@ -92,7 +92,7 @@ class FunctionalModel:
         return Training(self, buffers, key, mask, drawn or {})
 
     def draws(self, inputs: Tensor) -> dict[str, torch.Size]:
-        """What the dropouts draw for a batch of inputs like these, by name; nothing where that cannot be told."""
+        """What the dropouts draw for a batch of such inputs, by name; empty if that is not known."""
         if not self.dropouts:
             return {}
         found: dict[str, torch.Size] = {}
@@ -134,7 +134,7 @@ class FunctionalModel:
         return any(isinstance(m, nn.RNNBase) for m in self.train_module.modules())
 
     def trains_on_one(self, sample: Tensor) -> bool:
-        """Whether a training step can do with one sample (1, ...): BatchNorm over one pixel cannot."""
+        """Whether a training step works with one sample (1, ...): BatchNorm over one pixel does not."""
         if not self.normalises_batches:
             return True
         try:
@@ -191,7 +191,7 @@ def _keyed(key: Tensor) -> AbstractContextManager[Any]:
 
 
 def _hollow(module: nn.Module) -> nn.Module:
-    """The module without its numbers: every call must bring them, and none can be used by mistake."""
+    """The module without its numbers: every call has to bring them, so none can be used by mistake."""
     hollow = copy.deepcopy(module)
     tied: dict[int, list[str]] = {}
     for name, p in hollow.named_parameters(remove_duplicate=False):

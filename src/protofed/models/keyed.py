@@ -1,4 +1,5 @@
-"""Randomness that a module's own forward asks torch for, drawn from a key: the same alone or stacked with others."""
+"""Random numbers that a module's own forward asks torch for, drawn from a key: the same alone or stacked with
+others."""
 
 import copy
 import math
@@ -21,8 +22,8 @@ WHOLE = (functional.dropout1d, functional.dropout2d, functional.dropout3d)  # dr
 
 
 class Keyed(TorchFunctionMode):
-    """Within it F.dropout, dropout of attention weights and `bernoulli_` (stochastic depth) draw from a key, call by
-    call."""
+    """Inside this context, F.dropout, dropout of attention weights and `bernoulli_` (stochastic depth) draw from a key,
+    call by call."""
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Keyed(TorchFunctionMode):
         self.drawn: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor that `bernoulli_` filled, and its values
 
     def _keeps(self, shape: torch.Size, p: float) -> Tensor:
-        """What is kept of so many, each dropped with probability p."""
+        """A mask of these values, each dropped with probability p."""
         self.calls += 1
         return random.at_least(random.fold(self.key, APART + self.calls), shape.numel(), p).reshape(shape)
 
@@ -54,8 +55,8 @@ class Keyed(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _fill(self, target: Tensor, values: Tensor) -> Tensor:
-        """Write values into a tensor; one that all stacked clients share cannot hold the values of each, so from here
-        on the values are used in its place."""
+        """Write values into a tensor. If all stacked clients share the tensor, it cannot hold each client's values;
+        from here on, the values are used in its place."""
         if _stacked(values) and not _stacked(target):
             if target._is_view():  # the rest of it would stay as it was, and so would the part
                 raise RuntimeError("bernoulli_ fills a part of a tensor that stacked clients share")
@@ -87,7 +88,7 @@ class Keyed(TorchFunctionMode):
 
 
 def _stacked(x: Tensor) -> bool:
-    """Whether each of the stacked clients has values of its own, also while gradients are computed."""
+    """Whether each stacked client has its own values, also while gradients are computed."""
     while is_functorch_wrapped_tensor(x):
         if is_batchedtensor(x):
             return True
@@ -100,7 +101,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 def draws(module: nn.Module, sample: Tensor, label: str) -> bool:
-    """Whether a module's forward itself draws random numbers in training; a UserError if that cannot be keyed."""
+    """Whether a module's own forward draws random numbers in training; a UserError if they cannot be keyed."""
     trial = copy.deepcopy(module).train()
     for name, layer in trial.named_modules():
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0:

@@ -18,7 +18,7 @@ SMALL = 1e8  # products of one client below which libraries run stacked convolut
 
 
 class KeyedDropout(nn.Module):
-    """Dropout that draws what it keeps from a key, handed in as a buffer at every call, or takes what was drawn."""
+    """Dropout whose mask comes from a key, given as a buffer with every call, or was drawn in advance."""
 
     key: Tensor
     kept: Tensor
@@ -34,7 +34,7 @@ class KeyedDropout(nn.Module):
         return random.at_least(key, shape.numel(), self.p).reshape(*key.shape[:-1], *shape)
 
     def shape(self, x: Tensor) -> torch.Size:
-        """Of what is drawn for an input."""
+        """The shape of the mask for an input."""
         return x.shape[:2] if self.whole_channels else x.shape
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +47,8 @@ class KeyedDropout(nn.Module):
 
 
 class Pool2x2(nn.Module):
-    """nn.MaxPool2d(2) in whole tensors: faster under vmap on a CPU, and a compiler can fuse it.
+    """nn.MaxPool2d(2) in whole tensors: faster under vmap on a CPU, and a compiler can fuse it. The values are the
+    same. If several values are the largest, they share the gradient; in torch the first one gets all of it.
 
     Values are the same; of exactly equal largest ones each gets a share of the gradient, not the first one all of it.
     """
@@ -59,7 +60,7 @@ class Pool2x2(nn.Module):
 
 
 class Mean2d(nn.Module):
-    """nn.AdaptiveAvgPool2d(1) in words that vmap knows; to the last digit the same."""
+    """nn.AdaptiveAvgPool2d(1) in operations that vmap knows; the same to the last digit."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1), keepdim=True)
@@ -100,8 +101,8 @@ class _Conv(torch.autograd.Function):
 
 
 class _WideConv(torch.autograd.Function):
-    """A convolution by the library, but for the gradient to its weights: that is a product again, because what
-    libraries choose for stacked clients in bf16 can take longer than all else together."""
+    """A convolution by the library, except for the gradient of its weights, which is a product: what libraries choose
+    for stacked clients in bf16 can take longer than everything else together."""
 
     generate_vmap_rule = True
 
@@ -158,8 +159,8 @@ class MatrixConv(nn.Module):
 
 
 def matrix_convs(module: nn.Module, rounded: bool) -> None:
-    """Replace convolutions below a module, in place, that a matrix product may do faster for stacked clients: those of
-    few input channels, in full precision (not rounded to tf32 or bf16) nearly all, otherwise those that are small."""
+    """Replace, in place, the convolutions of a module that a matrix product may do faster for stacked clients: in full
+    precision (not rounded to tf32 or bf16) nearly all with few input channels, otherwise the small ones."""
 
     def product(child: nn.Module) -> nn.Module | None:
         if type(child) is not nn.Conv2d or child.groups > 1 or child.padding_mode != "zeros":
@@ -196,8 +197,8 @@ def plain_means(module: nn.Module) -> None:
 
 
 def _exchange(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> list[str]:
-    """Put what `other` gives for a layer in its place, wherever it stands below a module; None leaves it. Returns the
-    names of those that were exchanged."""
+    """Replace each layer of a module by what `other` returns for it; None keeps the layer. Returns the names of those
+    replaced."""
     names = []
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if (new := other(child)) is not None:
@@ -212,7 +213,7 @@ def _pair(size: Any) -> Pair:
 
 
 class MaskedBatchNorm(nn.Module):
-    """BatchNorm whose statistics are those of the real samples of a batch; which they are is handed in as a buffer."""
+    """BatchNorm with the statistics of a batch's real samples only; a buffer says which they are."""
 
     mask: Tensor
     running_mean: Tensor | None

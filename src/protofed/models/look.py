@@ -1,4 +1,4 @@
-"""Looking into a module: what its layers make of a few samples, and which of them is its classifier."""
+"""Looking into a module: what its layers output for a few samples, and which of them is its classifier."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SHOWN = 12  # layers that an error names
 
 
 class Call(NamedTuple):
-    """One layer at work."""
+    """One layer during the pass."""
 
     name: str
     layer: nn.Module
@@ -75,7 +75,7 @@ def watch_layers(module: nn.Module, sample: Tensor, label: str) -> LayerPass:
 
 
 def _remedy(error: Exception, module: nn.Module, sample: Tensor) -> str:
-    """What to do about inputs that a module's forward fails on."""
+    """What to do if a module's forward fails on some inputs."""
     whole = not sample.is_floating_point()
     if isinstance(error, IndexError) and whole and any(isinstance(m, nn.Embedding) for m in module.modules()):
         lowest, highest = int(sample.min()), int(sample.max())
@@ -95,7 +95,7 @@ def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """All tensors of an output: of a tensor, a dict, a tuple, or Hugging Face's ModelOutput; logits first."""
+    """All tensors of an output, which may be a tensor, a dict, a tuple, or Hugging Face's ModelOutput; logits first."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, dict):
@@ -124,8 +124,8 @@ def pooled_embeddings(z: Tensor | None, what: str) -> Tensor:
 
 
 def find_head(module: nn.Module, seen: LayerPass, classes: int, label: str) -> str | None:
-    """The name of the classifying layer: by the usual names, else the last linear one whose output the module returns;
-    of several one with as many outputs as there are classes."""
+    """The name of the classifying layer: one with a usual name, or else the last linear one whose output the module
+    returns. If there are several, one with as many outputs as classes."""
     named = [name for name in CONVENTIONS if isinstance(getattr(module, name, None), nn.Module)]
     offered = getattr(module, "get_classifier", None)
     if callable(offered):
@@ -142,12 +142,12 @@ def find_head(module: nn.Module, seen: LayerPass, classes: int, label: str) -> s
 
 
 def _returned(seen: LayerPass, name: str, outputs: list[Tensor]) -> bool:
-    """Whether what a layer makes is one of these."""
+    """Whether a layer's output is one of these."""
     return any(same_scores(seen.of(name)[-1].made, out) for out in outputs)
 
 
 def _flat(seen: LayerPass, name: str) -> str | None:
-    """The layer itself where it is called once on embeddings (B, D); else the last linear one in it that is."""
+    """The layer itself if it is called once on embeddings (B, D); else the last linear one inside it that is."""
     calls = seen.of(name)
     if len(calls) != 1 or isinstance(calls[0].layer, nn.Identity):
         return None
@@ -167,7 +167,7 @@ def same_scores(scores: Any, output: Any) -> bool:
 
 
 def candidates(seen: LayerPass) -> str:
-    """Layers that could give the embedding, with the shapes of what they make."""
+    """Layers that could give the embedding, with the shapes of their outputs."""
     outer = [call for call in seen.calls if call.name.count(".") < 2 and isinstance(call.made, Tensor)]
     shown = [f"{call.name} {tuple(call.made.shape[1:])}" for call in outer[-SHOWN:]]
     return ", ".join(shown) or "none"

@@ -19,12 +19,12 @@ CLASSES = ("classes", "num_classes", "n_classes", "num_labels", "n_labels", "out
 SHAPE = ("shape", "input_shape", "in_shape")
 WIDTH = ("in_features", "input_dim", "in_dim", "n_features", "num_features")
 CHANNELS = ("in_channels", "in_chans", "channels_in")
-KEYS = tuple(Adapt.__dataclass_fields__)  # of [model], beside what the class takes
+KEYS = tuple(Adapt.__dataclass_fields__)  # of [model], in addition to what the class takes
 Build = Callable[[tuple[int, ...], int, Tensor], nn.Module]  # input shape, classes, some samples
 
 
 class Handed(NamedTuple):
-    """A client's model as a script hands it in."""
+    """A client's model as a script gives it."""
 
     label: str  # equal for clients that can be trained at once
     name: str  # in the experiment's file
@@ -33,7 +33,7 @@ class Handed(NamedTuple):
 
 
 def check_own(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The [model] section of a model of one's own: keys that its class takes, and those of `Adapt`."""
+    """The [model] section for a user's own model: keys that its class takes, and those of `Adapt`."""
     if name.startswith(MEMORY):
         return dict(options)
     kind = imported("model.name", name)
@@ -65,7 +65,7 @@ def build_own(
 
 
 def ready(module: nn.Module, how: Adapt, sample: Tensor, classes: int, label: str) -> nn.Module:
-    """The module with .body, .head and .dim: as it is, if it was written so, or adapted."""
+    """The module with .body, .head and .dim: as it is if it has these, otherwise adapted."""
     if isinstance(module, Net) and how == Adapt() and all(p.requires_grad for p in module.parameters()):
         return copy.deepcopy(module)
     return adapt(module, sample, classes, how, label)
@@ -119,7 +119,8 @@ def call(kind: Any, options: Mapping[str, Any], shape: tuple[int, ...], classes:
 
 
 def handed(models: Any, clients: int, how: Adapt, names: Sequence[str] = ()) -> list[Handed]:
-    """One for each client, of a module, a class or function that makes one, or a list of these; errors name clients."""
+    """One model per client, from a module, a class or function that makes one, or a list of these; errors name
+    clients."""
     listed = isinstance(models, Sequence | nn.ModuleList) and not isinstance(models, nn.Sequential | str)
     given = list(models) if listed else [models] * clients
     if len(given) != clients:
@@ -150,8 +151,8 @@ def _one(model: Any, how: Adapt, client: str) -> Handed:
 
 
 def _labelled(found: list[Handed], given: list[Any]) -> list[Handed]:
-    """Clients whose modules differ in more than their weights get labels of their own; weights that are all alike are
-    nobody's own."""
+    """Give clients whose modules differ in more than their weights labels of their own. Weights that are the same for
+    all belong to nobody."""
     kinds: list[tuple[str, Any]] = []
     result = []
     for one, model in zip(found, given, strict=True):
@@ -167,7 +168,7 @@ def _labelled(found: list[Handed], given: list[Any]) -> list[Handed]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two modules do the same but for their weights, as far as can be seen; else they are trained apart."""
+    """Whether two modules differ only in their weights, as far as can be seen; if not, they are trained apart."""
     if left is right:
         return True
     if not isinstance(left, nn.Module) or not isinstance(right, nn.Module) or type(left) is not type(right):

@@ -1,4 +1,4 @@
-"""Encoders that come with their weights, from packages of their own, and what is trained behind them."""
+"""Encoders whose weights come from packages of their own, and what is trained on top of them."""
 
 import importlib.util
 from abc import abstractmethod
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class LowRank(nn.Module):
-    """An embedding and a correction of low rank, which is 0 at first: z + B A z."""
+    """An embedding with a low-rank correction, which is 0 at first: z + B A z."""
 
     def __init__(self, dim: int, rank: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Behind(nn.Module):
 
 
 def make_adapter(kind: AdapterKind, dim: int, width: int) -> tuple[nn.Module | None, int]:
-    """What is trained between an encoder and a head, and the width of what it makes."""
+    """What is trained between an encoder and a head, and the width of its output."""
     if kind == "linear":
         return nn.Linear(dim, width), width
     if kind == "mlp":
@@ -58,7 +58,7 @@ def make_adapter(kind: AdapterKind, dim: int, width: int) -> tuple[nn.Module | N
 
 
 class Pretrained(Adapted):
-    """An encoder with its weights, an adapter if one is asked for, and a linear head."""
+    """An encoder with its weights, an adapter if requested, and a linear head."""
 
     pretrained: ClassVar[bool] = True
     takes_tokens: ClassVar[bool] = False
@@ -80,7 +80,8 @@ class Pretrained(Adapted):
     def behind(
         cls, shape: Shape, classes: int, *, adapter: AdapterKind = "none", width: int = 64, **fields: Any
     ) -> Adapted:
-        """What is trained behind the frozen encoder, for inputs that are its embeddings; needs none of its weights."""
+        """What is trained on top of the frozen encoder, for inputs that are its embeddings; needs none of its
+        weights."""
         if shape != (cls.embedding,):
             raise UserError(f"inputs of shape {shape} are not the {cls.embedding} numbers of its embeddings")
         project, dim = make_adapter(adapter, cls.embedding, width)
@@ -91,7 +92,7 @@ class Pretrained(Adapted):
 
     @classmethod
     def settled(cls, shape: Shape, **fields: Any) -> dict[str, Any]:
-        """The fields with which samples of any shape are treated like those of this one."""
+        """The fields under which samples of any shape are treated like those of this shape."""
         return fields
 
     @classmethod
@@ -114,6 +115,6 @@ def read_weights(path: Path, read: Callable[[Path], T], install: str) -> T:
     """The contents of a file of weights."""
     try:
         return read(path)
-    except Exception as error:  # whatever the library says of a damaged file
+    except Exception as error:  # the library raises many kinds of errors for a damaged file
         again = install.replace("pip install", "pip install --force-reinstall")
         raise UserError(f"{path} is damaged ({error_in_words(error)}). Install it again: {again}") from None

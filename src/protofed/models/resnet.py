@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 def _layers(norm: Norm, shortcut_norm: Norm) -> dict[str, nn.Module]:
-    """All behind the stem: eight blocks in four layers, and the average over the image (B, 512)."""
+    """Everything after the stem: eight blocks in four layers, and the average over the image (B, 512)."""
     layers: dict[str, nn.Module] = {}
     inputs = 64
     for index, outputs in enumerate((64, 128, 256, 512), start=1):

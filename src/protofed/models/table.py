@@ -9,7 +9,8 @@ from protofed.models.mlp import Net, Shape, Size, chain
 
 
 class WithMask(nn.Module):
-    """Features (B, F), NaN where one is missing -> (B, 2F): 0 for the missing ones, and behind them which these are."""
+    """Features (B, F), NaN if missing -> (B, 2F): 0 for the missing ones, followed by flags that say which are
+    missing."""
 
     takes_missing = True
 

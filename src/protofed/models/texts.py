@@ -18,7 +18,7 @@ from protofed.models.mlp import Shape
 from protofed.models.pretrained import AdapterKind, BodyKind, Pretrained, Width, file_of, read_weights
 
 TOKENS = 32_000
-PADDING, UNKNOWN = 0, 1  # ids in a vocabulary of one's own; words follow
+PADDING, UNKNOWN = 0, 1  # ids in a user's own vocabulary; words follow
 INSTALL = "pip install wordllama"
 
 
@@ -55,7 +55,7 @@ class MeanOfTokens(nn.Module):
 
 
 def token_ids(texts: Sequence[str], length: int = 128) -> np.ndarray:
-    """Texts as rows of so many token ids (N, length) for `wordllama`; 0 fills up, and what is longer is cut."""
+    """Texts as rows of `length` token ids (N, length) for `wordllama`, padded with 0 or cut."""
     rows = np.zeros((len(texts), length), np.int64)
     for row, some in zip(rows, _tokens_of(texts), strict=True):
         row[: len(some)] = some[:length]

@@ -1,4 +1,4 @@
-"""FINCH: clusters of points that are linked by their first neighbours, without a number to choose.
+"""FINCH: clusters of points that are linked by their first neighbours, without a parameter to choose.
 
 Efficient Parameter-free Clustering Using First Neighbor Relations
     Sarfraz et al., CVPR 2019. https://arxiv.org/abs/1902.11266

@@ -1,4 +1,4 @@
-"""A client's own Gaussian statistics mixed with everybody's: personal linear discriminants."""
+"""A client's own Gaussian statistics mixed with those of all clients: personal linear discriminants."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,8 +33,8 @@ def halves(z: Tensor, y: Tensor, mask: Tensor, classes: int, key: Tensor) -> lis
 
 
 def mixed_head(everyone: Tree, own: Tree, beta: float, within: bool, shrinkage: float) -> dict[str, Tensor]:
-    """Linear discriminants of means and covariance that are by `beta` a client's own, with its own prior; a class that
-    it lacks has everybody's mean."""
+    """Linear discriminants from means and covariance of which the share `beta` is the client's own, with its own prior.
+    For a class that the client lacks, the mean is that of all clients."""
     mine, theirs = own["means"], everyone["means"]
     share = beta * ((mine.weight > 0) & (theirs.weight > 0)).double() + ((mine.weight > 0) & (theirs.weight == 0))
     means = share[:, None] * mine.value + (1 - share[:, None]) * theirs.value
@@ -48,7 +48,7 @@ def mixed_head(everyone: Tree, own: Tree, beta: float, within: bool, shrinkage: 
 def best_mixture(
     everyone: Tree, own: Tree, folds: Sequence[Fold], betas: Sequence[float], within: bool, shrinkage: float
 ) -> float:
-    """The share under which each half of a client's samples is likeliest, given all other samples of everybody."""
+    """The share under which each half of a client's samples is most likely, given all other samples of all clients."""
     found: list[float] = []
     for beta in betas:
         worth = 0.0

@@ -30,9 +30,10 @@ class Optimizer:
     """How the step size changes over the rounds, apart from `lr_decay`: not at all; along half a cosine from `lr`
     towards `floor` times `lr`; or times `drop` after every `every` rounds."""
     warmup: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Rounds in which the step size first rises in equal parts to `lr`; the schedule begins after them."""
+    """Rounds over which the step size first rises in equal steps to `lr`; the schedule begins after them."""
     horizon: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """cosine: in how many rounds it goes down, warm-up included; later it stays as it is then. 0: in all of the run."""
+    """cosine: the number of rounds in which it goes down, warm-up included; after them it stays where it is. 0: all
+    rounds of the run."""
     floor: Annotated[float, Ge(0), Lt(1)] = 0.0
     """cosine: the step size at the end, as a share of `lr`."""
     every: Annotated[int, Ge(1), Le(1_000_000)] = 30
@@ -72,7 +73,7 @@ class Optimizer:
                 )
 
     def over(self, rounds: int) -> "Optimizer":
-        """The same for a run of so many rounds: a cosine without a horizon takes them all."""
+        """The same for a run of this many rounds: a cosine without a horizon takes all of them."""
         return self if self.horizon or self.schedule != "cosine" else replace(self, horizon=rounds)
 
 

@@ -39,7 +39,7 @@ def symmetric(triangle: Tensor, dim: int) -> Tensor:
 
 
 def no_sums(classes: int, dim: int, second: Second) -> dict[str, Mean]:
-    """What `embedding_sums` gives of no samples."""
+    """What `embedding_sums` returns for no samples."""
     none = torch.zeros(0, dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
     return embedding_sums(none[0], Batch(*none), classes, second)
 
@@ -89,7 +89,7 @@ def class_scatters(sums: Tree) -> tuple[Tensor, Tensor]:
 
 
 def _symmetric(square: Tensor) -> Tensor:
-    """Without what rounding makes different on both sides of the diagonal."""
+    """A matrix made exactly symmetric: rounding may differ on the two sides of the diagonal."""
     return (square + square.mT) / 2
 
 
@@ -102,8 +102,8 @@ def shrunk(covariance: Tensor, by: float | Tensor) -> Tensor:
 
 
 def without_negative(square: Tensor) -> Tensor:
-    """The nearest symmetric matrices (..., D, D) without eigenvalues below zero, which noise in the sums makes; those
-    that only rounding has moved stay as they are."""
+    """The nearest symmetric matrices (..., D, D) without eigenvalues below zero, which noise in the sums causes.
+    Matrices that only rounding has moved stay as they are."""
     values, vectors = torch.linalg.eigh(square)
     noisy = values.amin(-1) < -ROUNDING * values.abs().amax(-1)
     near = (vectors * values.clamp(min=0)[..., None, :]) @ vectors.mT
@@ -116,8 +116,8 @@ def is_definite(square: Tensor) -> bool:
 
 
 def usual_shrinkage(covariance: Tensor, freedom: Tensor) -> Tensor:
-    """The shrinkage that suits a Gaussian with so many degrees of freedom: the oracle-approximating one (Chen et al.,
-    2010), which needs the covariance (..., D, D) alone."""
+    """The shrinkage that suits a Gaussian with this many degrees of freedom: the oracle-approximating one (Chen et al.,
+    2010), which needs only the covariance (..., D, D)."""
     dim = covariance.shape[-1]
     mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1) ** 2
     square = (covariance**2).mean((-2, -1))
@@ -126,7 +126,7 @@ def usual_shrinkage(covariance: Tensor, freedom: Tensor) -> Tensor:
 
 
 def enough_shrinkage(covariance: Tensor, freedom: Tensor, asked: float) -> Tensor:
-    """What was asked for; where there are fewer degrees of freedom than dimensions, at least the usual shrinkage."""
+    """The requested shrinkage; with fewer degrees of freedom than dimensions, at least the usual one."""
     usual = usual_shrinkage(covariance, freedom)
     wanted = torch.full_like(usual, asked)
     return torch.where(freedom < covariance.shape[-1], torch.maximum(usual, wanted), wanted)

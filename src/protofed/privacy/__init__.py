@@ -86,10 +86,10 @@ class Privacy:
                 f"privacy.worth = {self.worth:g} works in simulations only, and this is a real federation. "
                 "Leave it out."
             )
-        if self.unit == "sample":
+        if self.noisy_steps:
             raise UserError(
-                "privacy.unit = 'sample' works in simulations only, and this is a real federation. "
-                "Use privacy.unit = 'client'."
+                "privacy.sgd_rate works in simulations only, and this is a real federation. Use a frozen encoder "
+                "without it, or privacy.unit = 'client'."
             )
         if self.noisy and self.where == "server":
             raise UserError(
@@ -166,11 +166,6 @@ class Privacy:
                     f"privacy.{key} = {getattr(self, key):g} has no effect without steps with noise. Set "
                     "privacy.sgd_rate, or leave it out."
                 )
-        if self.noisy_steps and self.where == "sum":
-            raise UserError(
-                "privacy.where = 'sum' does not go with privacy.sgd_rate: each client's own steps have all of their "
-                "noise. Use privacy.where = 'client' or 'server' without privacy.secure_sum."
-            )
 
     def _check_place(self) -> None:
         """Shares of noise and secure sums belong together."""

@@ -3,10 +3,11 @@
 import secrets
 from collections.abc import Mapping, Sequence
 
-from protofed.privacy.fault import SumFault
+from protofed.privacy.disputes import Disputes, doubted
+from protofed.privacy.fault import NoSecret, SumFault
 from protofed.privacy.fixed import Grid, Whole
 from protofed.privacy.graph import holders_needed, neighbours
-from protofed.privacy.keys import PUBLIC, SumKey, add_stream
+from protofed.privacy.keys import PUBLIC, SumKey, add_stream, refuse_weak
 from protofed.privacy.member import SEALED, commitment, own_key, pair_key
 from protofed.privacy.shares import SECRET, recover_secret
 
@@ -20,7 +21,7 @@ class SumCollector:
         self.near: dict[int, list[int]] = {}
         self.shared: dict[int, dict[int, bytes]] = {}  # what each member sealed for its neighbours
         self.survivors: list[int] = []
-        self.liars: set[int] = set()  # whose shares were wrong
+        self.disputes = Disputes(1)  # of members whose shares do not fit
         self._commitments: dict[int, bytes] = {}
         self._total: Whole | None = None  # of masked vectors: none is kept singly
         self._given: dict[int, dict[int, bytes]] = {}  # by owner: the shares of its secret, by holder
@@ -29,12 +30,14 @@ class SumCollector:
         """Step 1: a member's public key."""
         if len(public) != PUBLIC or public in self.adverts.values():
             raise SumFault("its public key is not a key, or is another client's")
+        refuse_weak(public)
         self.adverts[number] = public
 
     def begin(self) -> None:
         """The end of step 1: who masks with whom."""
         self._enough(len(self.adverts))
         self.near = neighbours(self.adverts, self.context)
+        self.disputes.doubt = doubted(len(self.adverts), self.threshold)
 
     def share(self, number: int, sealed: Sequence[bytes]) -> None:
         """Step 2: what a member sealed for its neighbours, in ascending order."""
@@ -108,12 +111,23 @@ class SumCollector:
                 made, meant = SumKey(secret, self.context).public, self.adverts[owner]
             return secrets.compare_digest(made, meant)
 
+        at_odds = {number for pair in self.disputes.pairs for number in pair} | self.disputes.caught
         try:
-            doubted = {place for place, holder in enumerate(holders) if holder in self.liars}
-            secret, wrong = recover_secret(given, self._holders(owner), fits, doubted)
+            last = {place for place, holder in enumerate(holders) if holder in at_odds}
+            secret, wrong = recover_secret(given, self._holders(owner), fits, last)
+        except NoSecret as fault:
+            lying = len(given) - self._holders(owner) + 1  # of those who hold its shares, at least, if not itself
+            sure = fault.sure and lying > self.disputes.doubt
+            who = "" if sure else f": it lied, or {lying} or more of those who hold its shares"
+            raise SumFault(
+                f"the mask of client {owner} cannot be taken off: {fault}{who}", *([owner] if sure else [])
+            ) from None
         except SumFault as fault:
-            raise SumFault(f"the mask of client {owner} cannot be taken off: {fault}", owner) from None
-        self.liars |= {holders[place] for place in wrong}
+            raise SumFault(f"the mask of client {owner} cannot be taken off: {fault}") from None
+        for holder in (holders[place] for place in wrong):
+            self.disputes.add(owner, holder)
+            if holder == owner:  # nobody else made this share
+                self.disputes.caught.add(owner)
         return secret
 
     def _enough(self, members: int) -> None:

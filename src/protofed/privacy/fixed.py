@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from protofed.method import Each, Mean, Tree
-from protofed.privacy.fault import SumFault
+from protofed.privacy.fault import SpoiltSum, SumFault
 
 Whole = NDArray[np.unsignedinteger]
 FINEST = 50  # bits of one client's number at most: float64 holds all of them
@@ -80,9 +80,9 @@ class Grid(NamedTuple):
         return numbers + 1 + CHECKS
 
     def decode(self, vector: Whole, form: Tree, clients: int) -> Opened:
-        """The sum over so many clients as a tree of this form; a SumFault if it cannot be one."""
+        """The sum over so many clients as a tree of this form; a SpoiltSum if it cannot be one."""
         if bool((vector[-CHECKS:] != clients).any()):
-            raise SumFault("the sum does not open: a client masked with other numbers than it shared")
+            raise SpoiltSum("the sum does not open: a client masked with other numbers than it shared")
         means, shape = tree_flatten(form, is_leaf=lambda node: isinstance(node, Mean))
         made, at = [], 0
         for mean, cap in zip(means, self.caps, strict=True):
@@ -90,14 +90,14 @@ class Grid(NamedTuple):
             weight = vector[at : at + many].astype(np.float64) * self.weight_step(cap)
             at += many
             if bool((weight > clients * cap).any()):
-                raise SumFault(f"the sum has a weight of {weight.max():g}, more than {clients} clients can have")
+                raise SpoiltSum(f"the sum has a weight of {weight.max():g}, more than {clients} clients can have")
             leaves, inner = tree_flatten(mean.total)
             totals = []
             for leaf in leaves:
                 total = self._signed(vector[at : at + leaf.numel()]) * self.total_step(cap)
                 at += leaf.numel()
                 if bool((np.abs(total) > clients * self.range * cap * 2).any()):
-                    raise SumFault("the sum has a number beyond privacy.range times its clients: one of them lied")
+                    raise SpoiltSum("the sum has a number beyond privacy.range times its clients: one of them lied")
                 totals.append(_tensor(total, leaf))
             made.append(Mean(tree_unflatten(totals, inner), _tensor(weight, mean.weight)))
         return Opened(tree_unflatten(made, shape), int(vector[at]))

@@ -92,6 +92,11 @@ class SumKey:
             raise SumFault("a public key is not one") from None
 
 
+def refuse_weak(public: bytes) -> None:
+    """A SumFault for a public key with which nobody can agree on a secret."""
+    SumKey(bytes(16), b"weak").agreed(public)
+
+
 def derived(secret: bytes, context: bytes, *purpose: bytes) -> bytes:
     """A key of 32 bytes for one purpose."""
     made: bytes = HKDF(hashes.SHA256(), 32, context, b"protofed secure sum/" + b"/".join(purpose)).derive(secret)

@@ -33,11 +33,13 @@ class Released(NamedTuple):
     clip: float = 0.0  # where it follows the clients' lengths: with which clip
     next_clip: float = 0.0  # and what the release makes of it
     choice: float = 0.0  # the epsilon with which each client chose its dimensions
+    unit: str = ""  # whose presence it hides, in a client's own account; empty: its own
 
 
 OF_STEPS = ("steps", "rate", "step_noise", "step_signal")
 OF_CLIP = ("clip", "next_clip")
 OF_CHOICE = ("choice",)
+OF_UNIT = ("unit",)
 
 
 class SpendingLedger:
@@ -78,6 +80,7 @@ class SpendingLedger:
                 *(() if line.steps else OF_STEPS),
                 *(() if line.clip else OF_CLIP),
                 *(() if line.choice else OF_CHOICE),
+                *(() if line.unit else OF_UNIT),
             )
             known = {key: value for key, value in line._asdict().items() if key not in unknown}
             end, content = file.seek(0, os.SEEK_END), json.dumps(known, allow_nan=False).encode() + b"\n"
@@ -123,6 +126,8 @@ def _line(raw: Any) -> Released:
     whole = (line.round, line.attempt, line.steps, *line.clients)
     if any(type(number) is not int or number < 0 for number in whole) or not isinstance(line.digest, str):
         raise ValueError("a number is not one")
+    if line.unit not in ("", "sample"):
+        raise ValueError(f"{line.unit!r} is not a unit")
     parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal)
     if any(type(number) not in (int, float) for number in (*parts, line.clip, line.next_clip, line.choice)):
         raise ValueError("a number is not one")

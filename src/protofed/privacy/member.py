@@ -87,7 +87,11 @@ class SumMember:
     def _seal_key(self, other: int, adverts: Mapping[int, bytes], to: bool) -> bytes:
         """The key for what goes to a neighbour, or comes from it."""
         way = pair(self.number, other) if to else pair(other, self.number)
-        return derived(self._identity.agreed(other) + self._key.agreed(adverts[other]), self._context, b"seal", way)
+        try:
+            agreed = self._key.agreed(adverts[other])
+        except SumFault as fault:
+            raise SumFault(f"{fault}: that of client {other}", other) from None
+        return derived(self._identity.agreed(other) + agreed, self._context, b"seal", way)
 
     def masked(self, received: Mapping[int, bytes], shared: Set[int], vector: Whole, grid: Grid) -> Masked:
         """Step 3: the vector under masks. `shared`: who has shared; `received`: what the neighbours among them sealed

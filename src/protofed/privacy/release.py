@@ -140,18 +140,23 @@ class Layout:
         return min(LONGEST, max(SHORTEST, moved))
 
     def opened(
-        self, vector: Tensor, units: int, spread: float, singles: Sequence[Tensor] = (), trained: Tree = None
+        self,
+        vector: Tensor,
+        units: int,
+        spread: float,
+        singles: Sequence[Tensor] = (),
+        trained: Sequence[Mean | Each] = (),
     ) -> Tree:
         """The tree that `aggregate` gets, of the noised sum (P + R,) of so many clients' vectors; `spread`: the
         standard deviation of its noise. `singles`: the clients' own noised vectors, for what is sent client by client.
-        `trained`: uploads with an axis of clients, of which is taken what was trained in steps with noise."""
+        `trained`: what was trained in steps with noise, as `models` gives it, over all clients."""
         values, held = vector[: self.values], vector[self.values : self.values + self.rows]
         least = max(LEAST, spread / self.step)
         nodes: list[Mean | Each] = []
-        known = tree_flatten(trained, is_leaf=is_node)[0] if trained is not None else [None] * len(self.pieces)
-        for piece, used, made in zip(self.pieces, self.used, known, strict=True):
+        known = iter(trained)
+        for piece, used in zip(self.pieces, self.used, strict=True):
             if not used:
-                nodes.append(_zeros(piece.like) if made is None else _alike(made))
+                nodes.append(next(known) if trained else _zeros(piece.like))
                 continue
             value, values = values[: piece.values], values[piece.values :]
             count, held = held[: piece.rows] / self.step, held[piece.rows :]
@@ -164,6 +169,11 @@ class Layout:
                 nodes.append(_as_mean(piece, value + units * piece.centre, torch.tensor([float(units)])))
         return tree_unflatten(nodes, self.form)
 
+    def models(self, rows: Tree) -> list[Mean | Each]:
+        """What clients trained in steps with noise, of uploads with an axis of clients: every client counts once."""
+        nodes = tree_flatten(rows, is_leaf=is_node)[0]
+        return [_alike(node) for node, used in zip(nodes, self.used, strict=True) if not used]
+
     def sent(self) -> Tree:
         """The form of one client's noised upload: with every row, because noise hides which rows it has."""
         nodes: list[Mean | Each] = []
@@ -171,6 +181,14 @@ class Layout:
             weight = torch.full_like(piece.like.weight, float(used or self.privacy.noisy_steps))
             nodes.append(Each(Mean(piece.like.total, weight)) if piece.each else Mean(piece.like.total, weight))
         return tree_unflatten(nodes, self.form)
+
+    def masked(self) -> Tree:
+        """The form of what one client puts into a secure sum: its noised vector, and what it trained in steps with
+        noise."""
+        if not self.privacy.noisy_steps:
+            return self.packed()
+        rows = tree_map(lambda leaf: leaf[None], self.sent())
+        return with_models(self.packed() if self.size else None, self.models(rows))
 
     def packed(self, vector: Tensor | None = None) -> Mean:
         """What a real client sends: its noised vector, which counts once. None: for its form alone."""
@@ -268,11 +286,22 @@ def _as_mean(piece: Piece, values: Tensor, weight: Tensor) -> Mean:
 
 
 def _alike(node: Mean | Each) -> Mean | Each:
-    """What clients trained in steps with noise, an axis of clients before it: every client counts once."""
     mean = node.rows if isinstance(node, Each) else node
-    ones = torch.ones_like(mean.weight)
-    rows = Mean(Mean(mean.total, mean.weight).value, ones)
-    return Each(rows) if isinstance(node, Each) else Mean(*(tree_map(lambda leaf: leaf.sum(0), part) for part in rows))
+    rows = Mean(Mean(mean.total, mean.weight).value, torch.ones_like(mean.weight))
+    return Each(rows) if isinstance(node, Each) else rows
+
+
+def with_models(noised: Mean | None, models: Sequence[Mean | Each]) -> Tree:
+    """A client's noised vector, if it has one, and its models, as they are summed."""
+    return {"models": list(models)} | ({} if noised is None else {"noised": noised})
+
+
+def over_clients(models: Sequence[Mean | Each]) -> list[Mean | Each]:
+    """Models with an axis of clients as `aggregate` takes them: the sums of those that are averaged."""
+    return [
+        node if isinstance(node, Each) else Mean(*(tree_map(lambda leaf: leaf.sum(0), part) for part in node))
+        for node in models
+    ]
 
 
 def _zeros(mean: Mean) -> Mean:

@@ -36,10 +36,13 @@ def share_of_noise(privacy: Privacy, noise: float, cohort: int) -> float:
     return noise * privacy.clip / math.sqrt(honest_answers(privacy, cohort))
 
 
-def noised_grid(privacy: Privacy, noise: float, cohort: int) -> Grid:
-    """The grid for one vector with noise, at whose ends no number is cut."""
+def noised_grid(privacy: Privacy, noise: float, cohort: int, models: int = 0) -> Grid:
+    """The grid for one vector with noise, at whose ends no number is cut, and so many models, which may be. Without a
+    vector (infinite noise) for the models alone."""
+    if math.isinf(noise):
+        return Grid(privacy.bits, privacy.range, cohort, (1.0,) * models)
     share = share_of_noise(privacy, noise, cohort)
-    grid = Grid(privacy.bits, longest(privacy) + FARTHEST * share, cohort, (1.0,))
+    grid = Grid(privacy.bits, longest(privacy) + FARTHEST * share, cohort, (1.0,) * (1 + models))
     if grid.total_step(1.0) * FINE > share:
         raise UserError(
             f"privacy.bits = {privacy.bits} makes steps of {grid.total_step(1.0):.2g}, too wide for noise of "

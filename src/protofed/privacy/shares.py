@@ -2,12 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from random import SystemRandom
 
 from Crypto.Protocol.SecretSharing import Shamir  # as Flower's own secure aggregation does
 
-from protofed.privacy.fault import SumFault
+from protofed.privacy.fault import NoSecret, SumFault
 
 SECRET = 16  # bytes of a secret, and of a share
 TRIES = 500  # choices of t shares that are tried if some are wrong
@@ -27,21 +27,26 @@ def combine_shares(shares: Mapping[int, bytes]) -> bytes:
 def recover_secret(
     shares: Mapping[int, bytes], threshold: int, fits: Callable[[bytes], bool], doubted: Set[int] = frozenset()
 ) -> tuple[bytes, tuple[int, ...]]:
-    """The secret that `fits`, and the places whose shares are wrong; a SumFault if there is none. `doubted`: places
-    whose shares of other secrets were wrong, which are taken last."""
+    """The secret that `fits`, and the places whose shares are wrong; a SumFault if there are too few shares, and
+    NoSecret if they give none. `doubted`: places whose shares of other secrets were wrong, which are taken last."""
     if len(shares) < threshold:
         raise SumFault(f"{len(shares)} shares of a secret came, and {threshold} are needed")
     order = sorted(shares, key=lambda place: (place in doubted, place))
     for number, some in enumerate(_choices(order, threshold)):
         secret = combine_shares({place: shares[place] for place in some})
         if fits(secret):
-            if number == 0:
-                return secret, ()
-            rest = some[1:]
-            others = [place for place in shares if place not in some]
-            wrong = [p for p in others if not fits(combine_shares({q: shares[q] for q in (*rest, p)}))]
-            return secret, tuple(wrong)
-    raise SumFault("no set of shares gives the secret that was committed to")
+            return secret, _off(shares, some, secret, shares if number else doubted)
+    sure = math.comb(len(order), threshold) <= TRIES
+    if not sure:  # too many choices to try them all; but if all shares agree, no choice is another one
+        first = tuple(order[:threshold])
+        sure = not _off(shares, first, combine_shares({place: shares[place] for place in first}), shares)
+    raise NoSecret("no set of shares gives the secret that was committed to", sure)
+
+
+def _off(shares: Mapping[int, bytes], some: Sequence[int], secret: bytes, among: Iterable[int]) -> tuple[int, ...]:
+    """Which of the places `among` have shares that are not of the secret that some others give."""
+    others = [place for place in among if place in shares and place not in some]
+    return tuple(p for p in others if combine_shares({q: shares[q] for q in (*some[1:], p)}) != secret)
 
 
 def _choices(order: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:

@@ -1,4 +1,5 @@
-"""What a column shows: which number of a run, by which rule, of which rounds. Never the best on the test set."""
+"""The columns of a table: which number of a run they show, by which rule, and of which rounds. Never the best round on
+the test set."""
 
 import math
 from collections.abc import Sequence
@@ -85,11 +86,11 @@ SHORT = ("accuracy", "worst10")
 
 
 class Column(NamedTuple):
-    """A number of a run, after the end or of some rounds."""
+    """A number of a run, after its end or from some of its rounds."""
 
     metric: Metric
     at: str = ""  # "": after the last round; "last10", "validation", or a round's number
-    rule: Rule | None = None  # None: whatever the rule of the method is, and that of all rows is the same
+    rule: Rule | None = None  # None: the rule of the method, which is the same in all rows
 
     @classmethod
     def parse(cls, text: str) -> "Column":
@@ -125,7 +126,7 @@ class Column(NamedTuple):
         return f"{self.metric.title}, {f'{self.rule.among} classes' if fixed else self.rule}"
 
     def of(self, run: Run) -> float | None:
-        """This number of a run, as it stands where the run is not finished; None where it has none."""
+        """This number of a run, or its value so far if the run is not finished; None if there is none."""
         if not self.at:
             lines = [run.summary] if run.summary is not None else reversed(run.rounds)
             return next((value for line in lines if (value := self._in(line, run)) is not None), None)
@@ -142,16 +143,17 @@ class Column(NamedTuple):
         return _number(stored(line, self.metric.key, self.metric.judged, run.rule, self.rule))
 
     def along(self, run: Run) -> tuple[list[int], list[float]]:
-        """The rounds in which this number was taken, and the number."""
+        """The rounds in which this number was measured, and its values."""
         known = [(line["round"], value) for line in run.rounds if (value := self._in(line, run)) is not None]
         return [round for round, _ in known], [value for _, value in known]
 
     def marked(self, run: Run) -> bool:
-        """Whether this is the rule of the run's method, where there are numbers by other rules too."""
+        """Whether this is the rule of the run's method, if there are numbers by other rules too."""
         return self.rule is not None and self.metric.key in KEPT and run.rule.of(self.metric.judged) == self.rule
 
     def window(self, run: Run) -> list[float]:
-        """The numbers of the rounds that a mean is taken over; none where it is not a mean, or a run ended before."""
+        """The numbers of the rounds that a mean is taken over; empty if it is not a mean, or if the run ended
+        earlier."""
         if self.at in ("", "validation") or not run.rounds:
             return []
         end = run.rounds[-1]["round"]
@@ -160,7 +162,7 @@ class Column(NamedTuple):
         return [value for round, value in known if last - LAST < round <= last] if last <= end else []
 
     def _best_on_validation(self, run: Run) -> dict[str, Any] | None:
-        """The first of the rounds that are best on validation samples, by the model that the number is of."""
+        """The first of the rounds that are best on validation samples, by the model that the number belongs to."""
         by = VALIDATION["global" if "global" in self.metric.key else "own"]
         known = [line for line in run.rounds if _number(line.get(by)) is not None and self._in(line, run) is not None]
         return max(known, key=lambda line: line[by]) if known else None
@@ -184,7 +186,7 @@ def _number(value: Any) -> float | None:
 
 
 def chosen_columns(texts: str | None, runs: Sequence[Run], usual: Sequence[str] = USUAL) -> list[Column]:
-    """The columns that were asked for, or those of the usual ones that some run has."""
+    """The requested columns, or the usual ones that some run has a number for."""
     if texts is None:
         wanted = [column for name in usual for column in by_rule(Column.parse(name), runs, always=name == "accuracy")]
         wanted.sort(
@@ -201,7 +203,8 @@ def chosen_columns(texts: str | None, runs: Sequence[Run], usual: Sequence[str] 
 
 
 def by_rule(column: Column, runs: Sequence[Run], always: bool = False) -> list[Column]:
-    """A column for every rule by which the runs judge; the column itself where all judge alike, unless `always`."""
+    """One column for each rule by which the runs are judged; the column itself if there is only one rule, unless
+    `always`."""
     if not column.metric.judged or column.rule is not None:
         return [column]
     rules = in_order({run.rule.of(column.metric.judged) for run in runs})

@@ -15,7 +15,7 @@ KEYS = [metric.key for metric in METRICS.values() if metric.unit == "%"]
 
 
 def rows(results: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
-    """One row a method: every number as (mean, deviation over seeds), None where the method has none."""
+    """One row per method: every number as (mean, deviation over seeds), None if the method does not have it."""
     table = []
     for method, runs in results.items():
         first = runs[0].summary

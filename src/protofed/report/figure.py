@@ -1,4 +1,4 @@
-"""What a figure consists of, whether it is drawn on a page (interactive.py) or for a paper (paper.py)."""
+"""The parts of a figure, whether it is drawn on a page (interactive.py) or for a paper (paper.py)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 MOST_POINTS = 250  # of a line; a screen shows no more
-MOST_NAMED = 30  # classes beside a heat map; of more, superclasses are named where there are some
+MOST_NAMED = 30  # classes named next to a heat map; with more, superclasses are named if there are some
 MOST_PANELS = 12  # one a method
 
 Numbers = Sequence[float] | np.ndarray
@@ -16,7 +16,7 @@ Numbers = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class Line:
-    """A line, with a band where `low` and `high` are given; `label` is the method it is hidden with."""
+    """A line, with a band if `low` and `high` are given; hiding the method `label` hides it."""
 
     name: str
     x: Numbers
@@ -45,7 +45,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Words:
-    """Short texts at places, right of a point."""
+    """Short texts, each to the right of a point."""
 
     x: Sequence[float]
     y: Sequence[Any]
@@ -71,7 +71,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Heat:
-    """A table of numbers as colours; `breaks` are the rows and columns before which a group begins."""
+    """A table of numbers as colours; a new group begins before each of the rows and columns in `breaks`."""
 
     z: np.ndarray
     columns: Sequence[str]
@@ -81,14 +81,14 @@ class Heat:
     high: float
     diverging: bool = False
     numbers: str | None = None
-    """How to write a number in its cell, such as ".0f"; None: not at all."""
+    """The format of the number in each cell, such as ".0f"; None: no numbers."""
     breaks: Sequence[int] = ()
     above: Sequence[str] = ()
-    """Of each row, which is a class, its superclass."""
+    """The superclass of each row, which is a class."""
     label: str | None = None
 
     def blocks(self, apart: float = 0) -> list[tuple[float, str]]:
-        """The middle and the name of each superclass, but for those that are too near the one before."""
+        """The middle and the name of each superclass, except those too close to the previous one."""
         ends = [0, *self.breaks, len(self.above)]
         found: list[tuple[float, str]] = []
         for start, end in pairwise(ends) if self.above else ():
@@ -100,14 +100,14 @@ class Heat:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is along one side."""
+    """One side of a plot: its title, range and ticks."""
 
     title: str = ""
     log: bool = False
     range: tuple[float, float] | None = None
     names: Sequence[str] | None = None
     bare: bool = False
-    """Without numbers: they mean nothing."""
+    """No numbers, because they have no meaning."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Panel:
-    """A place on the page: a plot for every choice of the figure's controls ("rounds|accuracy")."""
+    """A place on the page: one plot for every choice of the figure's controls ("rounds|accuracy")."""
 
     plots: Mapping[str, Plot]
     title: str = ""
@@ -143,37 +143,37 @@ class Control:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure with its sentence on how to read it; without panels, `missing` says why."""
+    """A figure with a sentence on how to read it; if it has no panels, `missing` says why."""
 
     id: str
     title: str
     caption: str = ""
     panels: Sequence[Panel] = ()
     columns: int = 2
-    """Panels beside each other on a wide screen."""
+    """Panels are side by side on a wide screen."""
     controls: Sequence[Control] = ()
     notes: Sequence[str] = ()
     key: Sequence[tuple[str, str, str]] = ()
-    """What colours mean, beside methods: name, colour, symbol."""
+    """What colours mean apart from methods: name, colour, symbol."""
     table: Sequence[Sequence[str]] = ()
-    """Numbers that belong to it; the first row names the columns, the first column methods."""
+    """Numbers that belong to the figure; the first row names the columns, the first column the methods."""
     missing: str = ""
     paper: Sequence[str] | None = None
     """The choices that are saved for papers; None: all."""
 
 
 def thin(count: int, most: int = MOST_POINTS) -> np.ndarray:
-    """Which of so many points are drawn: evenly spaced, with the first and the last."""
+    """Indices of the points to draw: evenly spaced, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def thinned(count: int, what: str, most: int = MOST_POINTS) -> list[str]:
-    """A note where not all are drawn."""
+    """A note if not all are drawn."""
     return [f"{most} of {count:,} {what} are drawn, evenly spaced."] if count > most else []
 
 
 def columns(panels: int) -> int:
-    """Beside each other: three, where two would do no better."""
+    """The number of panels side by side: three, or two if that leaves no gap."""
     return 2 if panels in (1, 2, 4) else 3
 
 
@@ -183,7 +183,7 @@ def rows_high(rows: int) -> int:
 
 
 def not_drawn(labels: Sequence[str], most: int = MOST_PANELS) -> list[str]:
-    """A note that names the methods that are too many for panels of their own."""
+    """A note that names the methods that have no panel, because there are too many."""
     return [f"Not drawn, because {len(labels)} are many: {'; '.join(labels[most:])}."] if len(labels) > most else []
 
 
@@ -192,7 +192,8 @@ def shorten(name: str, most: int = 16) -> str:
 
 
 def told_apart(names: Sequence[str], most: int) -> list[str]:
-    """Names of about so many letters: of those that begin alike the end too, and more where that is not enough."""
+    """Names shortened to about this many letters. Names that begin alike keep their ends too, and more if that is not
+    enough."""
     short = [shorten(name, most) for name in names]
     ends = [f"{name[:4]}…{name[5 - most :]}" if len(name) > most else name for name in names]
     cut = [end if short.count(start) > 1 else start for start, end in zip(short, ends, strict=True)]

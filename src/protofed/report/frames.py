@@ -1,4 +1,4 @@
-"""Runs as data frames, for your own analyses: a row for each run, each of its rounds and each of its clients."""
+"""Runs as data frames for your own analyses: one row for each run, each of its rounds and each of its clients."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ KNOWN = ("experiment", "method", "seed")  # labels that every run has
 
 
 class Loaded(NamedTuple):
-    """Three tables with the same label columns in front, and the folders that are in none of them."""
+    """Three tables with the same label columns first, and the folders that are in none of them."""
 
     runs: Any
     """A row for each run: its labels, its folder, and the numbers of summary.json."""
@@ -84,7 +84,7 @@ def _check_pandas() -> None:
 
 
 def _value(run: Run, key: str) -> Any:
-    """A label; of a key of the experiment its value there, so that a step size is a number."""
+    """A label; if it is a key of the experiment, the key's value, so that a step size is a number."""
     if key == "seed":
         return run.seed
     told = run.labels.get(key)
@@ -98,7 +98,7 @@ def _unlabelled(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(line: Mapping[str, Any], labels: Iterable[str], what: str, prefix: str = "") -> dict[str, Any]:
-    """Nested numbers as one row; of what is called like a label, the name says what it is of."""
+    """Nested numbers as one row; a number with the name of a label gets a longer name."""
     row: dict[str, Any] = {}
     for key, value in line.items():
         name = f"{prefix}{key}"

@@ -1,4 +1,5 @@
-"""Run folders, found and told apart: for a table the finished ones, for a report all; whatever is not one is named."""
+"""Run folders, found and sorted: finished ones for a table, all of them for a report. Folders that are not runs are
+named."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protofed.config.unwritten import unwritten
+from protofed.config.defaults import unwritten
 from protofed.errors import UserError, asked_in_python, option
 from protofed.report.parts import Remark
 from protofed.report.runs import Run, alike, one_data, read_finished, read_run
@@ -20,18 +21,18 @@ HALF = "half written: it has no experiment.toml"
 TRACES = ("summary.json", "rounds.jsonl", "checkpoints")  # of a run without its experiment.toml
 NO_FOLDER, HOLDS_NONE = "there is no such folder", "holds no run"
 Found = tuple[Path, dict[str, str] | None]
-"""A folder that should be a run, and its labels where a sweep gave it some."""
+"""A folder that should be a run, with its labels if a sweep gave it some."""
 
 
 class Collected(NamedTuple):
-    """The runs of a table, and the folders that are not among them."""
+    """The runs of a table, and the folders that are left out."""
 
     runs: list[Run]
     left_out: list[Remark]
 
 
 class Gathered(NamedTuple):
-    """The runs of a report, the folders that are not among them, and parts of runs that are not."""
+    """The runs of a report, the folders that are left out, and unreadable parts of runs."""
 
     runs: list[Run]
     left_out: list[Remark]
@@ -39,7 +40,7 @@ class Gathered(NamedTuple):
 
 
 def gather(paths: Iterable[str | Path], *, everything: bool = False) -> Gathered:
-    """All runs in these folders, or below them, finished or not; `everything` as in `collect`."""
+    """All runs in or below these folders, finished or not; `everything` as in `collect`."""
     found = Gathered([], [], [])
     folders: dict[Path, Found] = {}
     for path in map(Path, paths):
@@ -73,7 +74,7 @@ def gather(paths: Iterable[str | Path], *, everything: bool = False) -> Gathered
 
 
 def _add(run: Run, found: Gathered) -> bool:
-    """Whether a run is in the report: of two with one set of settings and one seed the one that is further."""
+    """Whether a run is in the report: of two runs with the same settings and seed, only the one that is further."""
     twin = next((other for other in found.runs if other.settings == run.settings and one_data(other, run)), None)
     if twin is not None and _far(run) <= _far(twin):
         found.left_out.append(Remark(run.folder, f"has the settings and the seed of {twin.folder}, which is in"))
@@ -91,12 +92,13 @@ def _add(run: Run, found: Gathered) -> bool:
 
 
 def _far(run: Run) -> tuple[bool, int]:
-    """A finished run counts more than one that is not, and that more than one of fewer rounds."""
+    """A finished run is further than one that is not, and among those, the one with more rounds."""
     return run.summary is not None, len(run.rounds)
 
 
 def _that_counts(versions: Iterable[str]) -> str:
-    """Numbers of different versions are not mixed: this one's count, or where there are none those of most runs."""
+    """Do not mix numbers of different versions: take the runs of this version or, if there are none, those of the most
+    frequent one."""
     many = Counter(versions)
     return VERSION if VERSION in many or not many else many.most_common(1)[0][0]
 
@@ -104,7 +106,8 @@ def _that_counts(versions: Iterable[str]) -> str:
 def collect(
     source: str | Path | Iterable[str | Path], *, everything: bool = False, any_version: bool = False
 ) -> Collected:
-    """The finished runs in a folder, or in several: of a sweep its cells, elsewhere all there are.
+    """The finished runs in one or several folders: the cells of a sweep, or all runs of any other folder. `everything`
+    also takes runs in a sweep's folder that are not its cells, `any_version` those of other versions.
 
     `everything` takes runs that lie in a sweep's folder without being of it, `any_version` those of other versions.
     """
@@ -122,7 +125,7 @@ def collect(
 def finished_runs(
     named: Iterable[tuple[Path, Mapping[str, str] | None]], left_out: Sequence[Remark] = (), any_version: bool = False
 ) -> Collected:
-    """The finished runs in these folders, with the labels that a sweep gave them."""
+    """The finished runs in these folders, with the labels of their sweeps."""
     found = [_read(path, labels) for path, labels in named]
     runs = [run for run in found if isinstance(run, Run)]
     left_out = [*left_out, *(out for out in found if isinstance(out, Remark))]
@@ -132,7 +135,7 @@ def finished_runs(
 
 
 def _candidates(folder: Path, everything: bool, left_out: list[Remark], tolerant: bool = False) -> Iterator[Found]:
-    """Folders that should be runs: of a sweep its cells, elsewhere all; `tolerant` of a damaged listing."""
+    """Folders that should be runs: a sweep's cells, or all of any other folder; `tolerant` of a damaged listing."""
     if any((folder / name).exists() for name in ("experiment.toml", *TRACES)):
         yield folder, None
         return
@@ -153,7 +156,7 @@ def _candidates(folder: Path, everything: bool, left_out: list[Remark], tolerant
 
 
 def _listed(folder: Path, left_out: list[Remark], tolerant: bool) -> list[tuple[str, dict[str, str]]] | None:
-    """The cells of a sweep; None where the folder is of none."""
+    """The cells of a sweep; None if the folder does not belong to one."""
     if not (folder / listing.LISTING).is_file():
         return None
     try:
@@ -203,7 +206,7 @@ def _unfinished(folder: RunFolder) -> str:
 
 
 def _one_version(runs: Sequence[Run], left_out: list[Remark]) -> list[Run]:
-    """Those of the version that counts."""
+    """The runs of the version that counts."""
     kept = _that_counts(run.version for run in runs)
     for run in runs:
         if run.version != kept:
@@ -213,14 +216,14 @@ def _one_version(runs: Sequence[Run], left_out: list[Remark]) -> list[Run]:
 
 
 def unlike(run: Run, other: Run) -> list[str]:
-    """In which keys, known to both, two runs differ that should differ in their seed alone."""
+    """The keys, known to both, that differ between two runs that should differ only in their seed."""
     ours, theirs = _keys(run), _keys(other)
     same = [key for key in ours if key in theirs and not key.startswith(ASIDE)]
     return [f"{key} {theirs[key]!r} -> {ours[key]!r}" for key in same if ours[key] != theirs[key]]
 
 
 def _labelled(runs: Sequence[Run]) -> list[Run]:
-    """With labels for those that belong to no sweep: the method, and every key in which runs differ."""
+    """Give labels to runs that belong to no sweep: the method, and every key in which runs differ."""
     if all("experiment" in run.labels for run in runs):
         return list(runs)
     values: dict[tuple[str, str], set[str]] = {}
@@ -238,10 +241,10 @@ def _labelled(runs: Sequence[Run]) -> list[Run]:
 
 
 def _scope(run: Run, key: str) -> tuple[str, str]:
-    """A key of [method] is compared within one method, every other among all."""
+    """Compare keys of [method] within one method, and all other keys among all runs."""
     return (run.name if key.startswith("method.") else "", key)
 
 
 def _keys(run: Run) -> dict[str, Any]:
-    """Every key but those by which runs are told apart anyway."""
+    """Every key except those by which runs are told apart anyway."""
     return {key: value for key, value in (unwritten() | run.settings).items() if key not in ("seed", "method.name")}

@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone belong together: their label, their colour, and whether all can be compared."""
+"""Runs that differ only by their seed form a group: its label, its colour, and whether groups can be compared."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MISSING = "-"
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one method with one set of settings, by seed."""
+    """The runs of one method with the same settings, by seed."""
 
     label: str
     look: Look
@@ -30,28 +30,28 @@ class Group:
 
     @property
     def counted(self) -> list[Run]:
-        """The finished runs, or while there is none all of them, as they stand."""
+        """The finished runs or, while there are none, all of them as they are."""
         return self.finished or self.runs
 
     @property
     def rule(self) -> Rule:
-        """By which its method judges."""
+        """The rule by which its method is judged."""
         return self.runs[0].rule
 
     @property
     def name(self) -> str:
-        """The label, and whether its runs are finished: what a reader of a figure sees."""
+        """The label, and whether its runs are finished: shown to readers of a figure."""
         left = len(self.runs) - len(self.finished)
         many = f"{left} of {len(self.runs)} seeds " if len(self.runs) > 1 else ""
         return f"{self.label} ({many}unfinished)" if left else self.label
 
     def first(self, has: Callable[[Run], Any]) -> Run | None:
-        """The run of the lowest seed that has something."""
+        """The run with the lowest seed that has this part."""
         return next((run for run in self.runs if has(run)), None)
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
-    """In the order in which methods come first."""
+    """In the order in which methods first appear."""
     sets: list[list[Run]] = []
     for run in runs:
         same = next((some for some in sets if alike(some[0], run)), None)
@@ -67,19 +67,19 @@ def group(runs: Iterable[Run]) -> list[Group]:
 
 
 def judged(groups: Sequence[Group]) -> dict[str, str]:
-    """The rule of each label, where their rules differ; else nothing has to be said."""
+    """The rule of each label if the rules differ; otherwise nothing needs to be said."""
     rules = {some.label: str(some.rule) for some in groups}
     return rules if len(set(rules.values())) > 1 else {}
 
 
 def titled(groups: Sequence[Group]) -> dict[str, str]:
-    """What stands above a panel of each label: the rule too, where rules differ."""
+    """The heading of each label's panel, with the rule if rules differ."""
     rules = judged(groups)
     return {some.label: ", by ".join([some.name, *filter(None, [rules.get(some.label)])]) for some in groups}
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The name, with the settings that tell it from others of that name: short where that is enough."""
+    """The name, with the settings that tell it from others of that name, shortened if that is enough."""
     for brief in (True, False):
         found = short_labels([(run.name, _parameters(run, runs, brief)) for run in runs])
         if len(set(found)) == len(found):
@@ -89,7 +89,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _parameters(run: Run, runs: Sequence[Run], brief: bool) -> dict[str, str]:
-    """`brief`: of a partition, model or data set of another name not every key."""
+    """`brief`: of a partition, model or data set with another name, not every key."""
     keys = differing([but_seed(other) for other in runs if other.name == run.name])
     named = {key.removesuffix(".name") for key in keys if key.endswith(".name")} if brief else set()
     mine = [key for key in keys if key in run.settings]
@@ -104,13 +104,13 @@ def _value(value: Any) -> str:
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys whose values are not the same in all."""
+    """The keys whose values differ between runs."""
     keys = list(dict.fromkeys(key for some in settings for key in some))
     return [key for key in keys if any(some.get(key, MISSING) != settings[0].get(key, MISSING) for some in settings)]
 
 
 def incomparable(groups: Sequence[Group]) -> list[str]:
-    """Why these runs cannot be compared, a line a reason; empty: they can."""
+    """Why these runs cannot be compared, one line per reason; empty if they can."""
     runs = [run for some in groups for run in some.runs]
     reasons = []
     data = _sets(groups, lambda run: run.partition.fingerprint)
@@ -133,7 +133,7 @@ def incomparable(groups: Sequence[Group]) -> list[str]:
 
 
 def not_finished(groups: Sequence[Group]) -> list[str]:
-    """Which runs are drawn only as far as they go, a line a method."""
+    """The runs that are drawn only up to where they are, one line per method."""
     left = {some.label: [run for run in some.runs if run.summary is None] for some in groups}
     return [
         f"Not finished: {label}, seed {', '.join(str(run.seed) for run in runs)}, "
@@ -144,7 +144,7 @@ def not_finished(groups: Sequence[Group]) -> list[str]:
 
 
 def _sets(groups: Sequence[Group], key: Callable[[Run], str]) -> list[list[str]]:
-    """The labels that share a value; '' is not known and left out."""
+    """The labels that share a value; '' means unknown and is left out."""
     found: dict[str, list[str]] = {}
     for some in groups:
         for value in dict.fromkeys(filter(None, map(key, some.runs))):
@@ -153,6 +153,6 @@ def _sets(groups: Sequence[Group], key: Callable[[Run], str]) -> list[list[str]]
 
 
 def _listed(sets: Sequence[Sequence[str]]) -> str:
-    """Labels that belong together, with quotes where they have commas of their own."""
+    """Labels that belong together, in quotes if they contain commas."""
     commas = any("," in label for labels in sets for label in labels)
     return "; ".join(", ".join(f"'{label}'" if commas else label for label in labels) for labels in sets)

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else, and what it shows as plain data."""
+"""The report as one self-contained page, and its content as plain data."""
 
 import json
 import re
@@ -18,17 +18,18 @@ Tell = Callable[[int, int], None]
 
 
 def data(gathered: Gathered, tell: Tell | None = None) -> dict[str, Any]:
-    """All that the page shows, ready for JSON; its script draws it with `update(data)`, at first and again."""
+    """Everything that the page shows, ready for JSON; its script draws it with `update(data)`, at first and after each
+    change."""
     return build(gathered, tell)[0]
 
 
 def page(gathered: Gathered, tell: Tell | None = None, script: str = "") -> str:
-    """The whole page; `script` is run after its own, such as one that fetches new data and calls `update`."""
+    """The whole page; `script` runs after its own, for example one that fetches new data and calls `update`."""
     return render(data(gathered, tell), script)
 
 
 def build(gathered: Gathered, tell: Tell | None = None) -> tuple[dict[str, Any], list[Figure]]:
-    """The data of the page, and the figures it was made of, for those who draw them otherwise."""
+    """The data of the page, and the figures that it was made from, for other ways of drawing."""
     groups = group(gathered.runs)
     drawn = list(figures(groups, tell)) if groups else []
     reasons = incomparable(groups)
@@ -55,7 +56,7 @@ def build(gathered: Gathered, tell: Tell | None = None) -> tuple[dict[str, Any],
 
 
 def render(shown: dict[str, Any], script: str = "") -> str:
-    """The data in its page."""
+    """The data, embedded in its page."""
     from plotly.offline import get_plotlyjs  # here, so that a machine that only trains can do without
 
     parts = {

@@ -1,4 +1,5 @@
-"""A plot as plotly.js takes it: traces and a layout, without the colours of the page, which its script adds."""
+"""A plot in the form that plotly.js takes: traces and a layout, without the colours of the page, which its script
+adds."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ TICKS = 10  # plotly draws no more of its own, so that those of longer axes are 
 
 
 def short(values: Iterable[Any]) -> list[Any]:
-    """Numbers with as many digits as can be seen; what is no number is null."""
+    """Numbers with as many digits as can be seen; null for anything that is not a number."""
     return [_short(value) for value in values]
 
 
@@ -32,7 +33,7 @@ def _safe(text: str) -> str:
 
 
 def figure(some: Figure) -> dict[str, Any]:
-    """All that the page's script needs of a figure."""
+    """Everything that the page's script needs for a figure."""
     return {
         "id": some.id,
         "title": some.title,
@@ -58,7 +59,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def plot(some: Plot) -> dict[str, Any]:
-    """Traces and layout; a trace's `meta.label` is the method it is hidden with."""
+    """Traces and layout; a trace's `meta.label` names the method that hides it."""
     heat = next((mark for mark in some.marks if isinstance(mark, Heat)), None)
     layout: dict[str, Any] = {"xaxis": _axis(some.x, heat), "yaxis": _axis(some.y, heat), "barmode": "stack"}
     if heat is not None:
@@ -75,7 +76,7 @@ def plot(some: Plot) -> dict[str, Any]:
 
 
 def _lay_out(layout: dict[str, Any], heat: Heat, square: bool) -> None:
-    """Axes of a heat map that end where its cells do, and lines between its blocks."""
+    """Axes of a heat map that end at its cells, and lines between its blocks."""
     rows, columns = heat.z.shape
     layout["yaxis"] |= {"range": [rows - 0.5, -0.5]}
     layout["xaxis"] |= {"range": [-0.5, columns - 0.5]}
@@ -90,7 +91,7 @@ def _lay_out(layout: dict[str, Any], heat: Heat, square: bool) -> None:
 
 
 def _long(some: Plot) -> float:
-    """From one end of the horizontal axis to the other."""
+    """A line from one end of the horizontal axis to the other."""
     ends = some.x.range or [x for mark in some.marks if isinstance(mark, Line) for x in mark.x] or [0]
     return max(ends) - min(ends)
 
@@ -114,7 +115,7 @@ def _axis(axis: Axis, heat: Heat | None) -> dict[str, Any]:
 
 
 def _ticks(heat: Heat) -> dict[str, Any]:
-    """Where classes have superclasses: the names of these in the middle of their blocks, if there are many classes."""
+    """If classes have superclasses: their names in the middle of their blocks, if there are many classes."""
     if not heat.above:
         return {}
     blocks = heat.blocks() if len(heat.rows) > MOST_NAMED else list(enumerate(heat.rows))
@@ -122,7 +123,7 @@ def _ticks(heat: Heat) -> dict[str, Any]:
 
 
 def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
-    """1, 2, 5, 10, ..., or powers of ten alone where these are many; plotly itself leaves out the zeros."""
+    """1, 2, 5, 10, ..., or only powers of ten if there would be many; plotly itself leaves out the zeros."""
     low, high = np.floor(np.log10(min(values))), np.ceil(np.log10(max(values)))
     powers = [10.0**e for e in np.arange(low, high + 1)]
     ticks = [m * power for power in powers for m in (1, 2, 5)] if len(powers) <= 3 else powers
@@ -265,7 +266,7 @@ def _full(names: Sequence[str], above: Sequence[str]) -> list[str]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """plotly takes equal names for one: those that come again get a blank."""
+    """plotly takes equal names for the same trace, so repeated ones get a blank."""
     seen: dict[str, int] = {}
     result = []
     for name in map(_safe, names):

@@ -1,4 +1,4 @@
-"""Labels of rows and lines: a name with the parameters that tell it from others, no longer than it has to be."""
+"""Labels of rows and lines: a name with the parameters that distinguish it, as short as possible."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ VALUE = 16  # letters of a value in a label that is longer
 
 
 def label_of(name: str, parameters: Mapping[str, str]) -> str:
-    """A name and what is particular about it, without the sections of keys where that is clear."""
+    """A name with its parameters, without the sections of keys if that is clear."""
     short = {key: key.partition(".")[2] or key for key in parameters}
     short |= {key: key.removesuffix(".name") for key in parameters if key.endswith(".name")}
     twice = {one for one, many in collections.Counter(short.values()).items() if many > 1}
@@ -19,8 +19,8 @@ def label_of(name: str, parameters: Mapping[str, str]) -> str:
 
 
 def short_labels(rows: Sequence[tuple[str, Mapping[str, str]]], longest: int = LONGEST) -> list[str]:
-    """One for each name with its parameters. Where one is too long, all say only what tells those of one name apart,
-    and of long values what tells these apart."""
+    """One label for each name with its parameters. If one is too long, all show only what distinguishes rows of the
+    same name, and the part of long values that distinguishes them."""
     whole = [label_of(name, parameters) for name, parameters in rows]
     if max(map(len, whole), default=0) <= longest:
         return whole
@@ -35,7 +35,7 @@ def short_labels(rows: Sequence[tuple[str, Mapping[str, str]]], longest: int = L
 
 
 def _needed(row: tuple[str, Mapping[str, str]], rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """The keys without which rows of one name could not be told apart, the first ones where there is a choice."""
+    """The keys that are needed to tell rows of one name apart, the first ones if there is a choice."""
     name, parameters = row
     others = [each for other, each in rows if other == name]
     keys = list(dict.fromkeys(key for each in others for key in each))

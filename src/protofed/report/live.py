@@ -1,4 +1,4 @@
-"""The report's page, live: served to this machine alone, and drawn again when a run's folder has changed."""
+"""The report's page, live: served to this machine only, and drawn again when a run's folder changes."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ AWAY = 75.0  # seconds: a page that has not asked for so long is closed; browser
 
 
 class DrawnPage(NamedTuple):
-    """What the page shows, and a name for it that changes when it does."""
+    """The content of the page, and a name for it that changes with the content."""
 
     data: dict[str, Any]
     body: bytes
@@ -41,14 +41,14 @@ class DrawnPage(NamedTuple):
 
 
 class Page(NamedTuple):
-    """When an open page last asked, and the name of what it has."""
+    """When an open page last asked, and the name of the content that it has."""
 
     asked: float
     tag: str
 
 
 class Live:
-    """The report of folders that change; read only, and nothing is computed unless a file has changed."""
+    """The report of folders that change. It only reads, and computes nothing unless a file has changed."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -59,7 +59,7 @@ class Live:
         self.pages = dict[str, Page]()
 
     def now(self) -> DrawnPage:
-        """As it stands, or stood a moment ago."""
+        """The content as it is, or was a moment ago."""
         if self.drawing.acquire(blocking=self.last is None):
             try:
                 if self.last is None or time.monotonic() >= self.next:
@@ -83,7 +83,7 @@ class Live:
         return max((stamp.changed for stamp in _stamps(self.paths)), default=0) / 1e9
 
     def behind(self) -> bool:
-        """Whether an open page has not got the runs as they stand."""
+        """Whether an open page does not have the latest content."""
         tags = {page.tag for page in list(self.pages.values()) if time.monotonic() - page.asked < AWAY}
         return bool(tags) and (self.last is None or tags != {self.last.tag} or sorted(_stamps(self.paths)) != self.seen)
 
@@ -95,7 +95,7 @@ class Stamp(NamedTuple):
 
 
 def _folders(paths: Sequence[Path]) -> Iterator[tuple[Path, set[str]]]:
-    """Folders and the files in them; what is below a run's folder is its own business."""
+    """Folders and the files in them; folders inside a run's folder are not looked at."""
     for path in paths:
         for folder, below, names in os.walk(path):
             if "experiment.toml" in names:
@@ -114,7 +114,8 @@ def _stamps(paths: Sequence[Path]) -> Iterator[Stamp]:
 
 
 def unfinished(paths: Sequence[Path]) -> int | None:
-    """How many runs are not finished, those of a sweep that have not begun too; None: there is no run.
+    """How many runs are not finished, including a sweep's runs that have not begun; None if there is no run. A failed
+    cell counts as finished.
 
     A cell that failed is at its end.
     """
@@ -136,7 +137,7 @@ def _draw(paths: Sequence[Path], changed: int) -> DrawnPage:
 
 
 def _state(gathered: Gathered) -> dict[str, Any]:
-    """How far the runs are, and whether some are left out for another reason than that they have not begun."""
+    """How far the runs are, and whether some are left out for a reason other than not having begun."""
     going = [run for run in gathered.runs if run.summary is None]
     out = [remark for remark in gathered.left_out if remark.reason != NOT_BEGUN]
     return {
@@ -152,7 +153,7 @@ def _state(gathered: Gathered) -> dict[str, Any]:
 
 
 def _pace(run: Run) -> float:
-    """Seconds a round, of late; 0: not known."""
+    """Seconds per round recently; 0 if unknown."""
     late = [line["seconds"] for line in run.rounds[-10:] if line.get("seconds") is not None]
     return sum(late) / len(late) if late else 0.0
 
@@ -171,13 +172,13 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that was closed in the middle of an answer is no error."""
+        """Ignore a page that was closed in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Two things: the page, and its data."""
+    """Serves two things: the page, and its data."""
 
     protocol_version = "HTTP/1.1"
     server_version = "protofed"
@@ -199,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _show(self) -> None:
-        """The page or its data, and who has which."""
+        """Answer with the page or its data, and note who has which."""
         live, has = self.server.live, self.headers.get("If-None-Match", "")
         page = secrets.token_hex(8) if self.path == "/" else self.headers.get("Page", "")
         live.pages[page] = Page(time.monotonic(), has)
@@ -237,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants to read a line a second."""
+        """Log nothing: nobody wants to read a line per second."""
 
 
 def _script() -> str:
@@ -246,7 +247,7 @@ def _script() -> str:
 
 @contextlib.contextmanager
 def serving(paths: Sequence[str | Path], port: int) -> Iterator[Server]:
-    """The live report of these folders on this port or, where it is in use, the next free one; 0: any."""
+    """The live report of these folders on this port or, if it is in use, the next free one; 0: any port."""
     server = _bind(port, Live([Path(path) for path in paths]))
     thread = threading.Thread(target=server.serve_forever, name="watch", daemon=True)
     thread.start()

@@ -109,6 +109,6 @@ def _(mark: Heat, axes: Axes, ends: dict[Any, float]) -> None:
 
 
 def _written(value: float, how: str) -> str:
-    """A number as the page writes it: ".1f" with halves rounded away from zero, and no "-0.0"."""
+    """A number as the page writes it: ".1f" with halves rounded away from zero, and without "-0.0"."""
     unit = 10.0 ** -int(how[1:-1])
     return f"{np.copysign(np.floor(abs(value) / unit + 0.5), value) * unit + 0.0:{how}}"

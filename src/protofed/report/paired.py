@@ -1,4 +1,4 @@
-"""Whether one row is above another: differences seed by seed, and how sure one can be with so few of them."""
+"""Whether one row is above another: differences seed by seed, and how certain they are with so few seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Paired(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """A difference that so many seeds can bear out, after correction."""
+        """Whether the difference is significant for this number of seeds, after correction."""
         return self.n >= FEWEST and self.p_holm is not None and self.p_holm < LEVEL
 
 
@@ -48,12 +48,12 @@ def paired_test(row: Mapping[int, float], baseline: Mapping[int, float]) -> Pair
 
 
 def _distinct(gains: np.ndarray) -> bool:
-    """The exact signed-rank test knows neither ties nor zeros."""
+    """The exact signed-rank test allows neither ties nor zeros."""
     return bool((gains != 0).all()) and len(np.unique(np.abs(gains))) == len(gains)
 
 
 def holm(tests: Sequence[Paired | None]) -> list[Paired | None]:
-    """The tests of one column, each with its p corrected for their number (Holm's step-down)."""
+    """The tests of one column, with each p corrected for their number (Holm's step-down method)."""
     order = sorted((t.p, i) for i, t in enumerate(tests) if t is not None and t.p is not None)
     result, largest = list(tests), 0.0
     for place, (p, i) in enumerate(order):

@@ -31,7 +31,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "protofed", "xtick.major.size": 2.5,
     "ytick.major.size": 2.5, "text.parse_math": False,
 }  # fmt: skip
-WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are beside each other
+WIDTHS, TALL = {1: 5.4, 2: 3.5, 3: 2.4}, 2.4  # inches of a panel, by how many are side by side
 LETTERS = 13  # of a title in an inch
 SMALL = 17  # of a warning
 
@@ -43,7 +43,7 @@ def save(
     note: Callable[[str], object] = warnings.warn,
     caveats: Sequence[str] = (),
 ) -> int:
-    """Write every figure in every format, with what a reader must be warned of; returns how many figures there are."""
+    """Write every figure in every format, with warnings for readers; returns the number of figures."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(some, key) for some in figures if some.panels for key in _keys(some)]
     fonts, lacking = fallbacks(set("".join(caveats)).union(*(_letters(some, key) for some, key in jobs)))
@@ -57,7 +57,7 @@ def save(
 
 
 def write_one(some: Figure, stem: Path, key: str = "", kinds: Sequence[str] = FORMATS) -> list[Path]:
-    """One figure with its title above it; the files that were written."""
+    """Write one figure with its title above it; returns the files."""
     fonts, _ = fallbacks(_letters(some, key) | set(some.title))
     return _write(partial(draw, some, key, title=some.title), stem, kinds, fonts, 140)
 
@@ -80,7 +80,7 @@ def _keys(some: Figure) -> list[str]:
 
 
 def _letters(some: Figure, key: str) -> set[str]:
-    """All that are written in a figure."""
+    """All choices of a figure's controls that are written."""
     texts = [text for text, _, _ in some.key]
     for panel in some.panels:
         plot = panel.plots[key]
@@ -92,7 +92,7 @@ def _letters(some: Figure, key: str) -> set[str]:
 
 
 def fallbacks(letters: set[str]) -> tuple[list[str], set[str]]:
-    """Installed fonts that have the letters that the usual one lacks, and the letters that none has."""
+    """Installed fonts that have the letters that the usual font lacks, and the letters that no font has."""
     lacking = letters - _has(font_manager.findfont(font_manager.FontProperties()), letters)
     plain = [font for font in font_manager.fontManager.ttflist if font.style == "normal" and font.weight == 400]
     files = {font.name: font.fname for font in plain if "Last Resort" not in font.name} if lacking else {}  # has boxes
@@ -112,12 +112,12 @@ def _has(file: str, letters: set[str]) -> set[str]:
 
 
 def name(some: Figure, key: str) -> str:
-    """The file's name: the figure and what was chosen."""
+    """The file's name, from the figure and the choice."""
     return "-".join([some.id, *re.findall(r"[a-z0-9]+", key.lower())])
 
 
 def draw(some: Figure, key: str, caveats: Sequence[str] = (), title: str = "") -> Canvas:
-    """One figure as it is with one choice of its controls; caveats or a title stand above it."""
+    """One figure with one choice of its controls; warnings or a title are above it."""
     panels = [panel for panel in some.panels if panel.plots[key].marks]
     columns = 1 if some.id == "partition" else min(some.columns, max(1, len(panels)))
     rows = -(-len(panels) // columns)
@@ -184,7 +184,7 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
 
 
 def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> float:
-    """Methods, where a panel has several, and what other colours mean; returns the inches that it is high."""
+    """A legend of methods, if a panel has several, and of other colours; returns its height in inches."""
     lines = [m for panel in panels if panel.label is None for m in panel.plots[key].marks if isinstance(m, Line)]
     marks = {m.name: Line2D([], [], color=m.colour, ls=LINES[m.dash], label=m.name) for m in lines if m.name}
     for text, colour, symbol in some.key:
@@ -201,7 +201,7 @@ def _legend(canvas: Canvas, some: Figure, panels: Sequence[Panel], key: str) -> 
 
 
 def _above(canvas: Canvas, texts: Sequence[str], warning: bool) -> float:
-    """What a reader must know before comparing, or a title, above all panels; returns the inches that it is high."""
+    """Warnings for readers, or a title, above all panels; returns the height in inches."""
     room = int((SMALL if warning else LETTERS) * canvas.get_figwidth())
     lines = [line for text in texts for part in text.splitlines() for line in textwrap.wrap(part, room)]
     if lines:

@@ -1,4 +1,4 @@
-"""The files of a run beside its settings and rounds: each may be missing or damaged without harm to the rest."""
+"""The files of a run apart from its settings and rounds: each may be missing or damaged without harm to the rest."""
 
 import json
 import math
@@ -20,7 +20,7 @@ LARGEST = 2**29  # bytes of a file's arrays, unpacked; a run's own are a hundred
 
 
 class Remark(NamedTuple):
-    """A folder, and why it or a part of it is in no table or report."""
+    """A folder, and why it or a part of it is left out of a table or report."""
 
     folder: Path
     reason: str
@@ -30,7 +30,7 @@ class Remark(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """Who has what, as far as a run's folder tells without its data."""
+    """The partition, as far as a run's folder tells without its data."""
 
     hash: str
     fingerprint: str
@@ -39,7 +39,7 @@ class Partition(NamedTuple):
 
 
 def part(folder: Path, name: str, reader: Callable[[Path], Content], remarks: list[Remark]) -> Content | None:
-    """One file of a run; None where it is not there, with a remark where it cannot be read."""
+    """One file of a run; None if it does not exist, or, with a remark, if it cannot be read."""
     path = folder / name
     if not path.is_file():
         return None
@@ -68,7 +68,7 @@ def client_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def classes(path: Path) -> dict[str, Any]:
-    """Names of the classes and, of each where there are some, the one above it."""
+    """Names of the classes and of each class's superclass, if there are some."""
     content = json_table(path)
     for names in (content.get("names"), content.get("superclasses")):
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -95,7 +95,7 @@ def confusion(path: Path) -> dict[str, np.ndarray]:
 
 
 def views(path: Path) -> dict[str, np.ndarray]:
-    """Snapshots whose shapes fit each other; a KeyError or a ValueError where they do not."""
+    """Snapshots whose shapes match; raises KeyError or ValueError if they do not."""
     views = _arrays(path)
     rounds, samples, width = views["z"].shape
     globals_, clients = len(views["global_class"]), len(views["local_clients"])
@@ -129,7 +129,8 @@ LEAKS = ("psnr", "ssim", "correlation", "error")
 
 
 def leaks(path: Path) -> dict[str, Any]:
-    """What an attack on a run's uploads found; a ValueError, KeyError or TypeError where it is not as it is written."""
+    """The results of an attack on a run's uploads; raises ValueError, KeyError or TypeError if the file is not as it
+    was written."""
     content = json_table(path)
     for line in [*content["reconstruction"], *content["membership"]]:
         _numbers([line["samples"]], missing=False)
@@ -178,7 +179,7 @@ def read_partition(path: Path) -> Partition:
 
 
 def fingerprint(path: Path) -> str:
-    """That of the data in a partition.npz; empty where it was not kept, or cannot be read."""
+    """The fingerprint of the data in a partition.npz; empty if it was not kept or cannot be read."""
     try:
         return str(_arrays(path)["fingerprint"])
     except Exception:  # zip, zlib and numpy each raise their own, and a MemoryError where a size is a lie
@@ -186,7 +187,7 @@ def fingerprint(path: Path) -> str:
 
 
 def is_round(line: dict[str, Any]) -> bool:
-    """Whether it is a round's line: its numbers are numbers."""
+    """Whether this is a round's line: its numbers are numbers."""
     if type(line.get("round")) is not int or not any(key in line for key in ACCURACIES):
         return False
     tables = [line[key] for key in ("parts", "bytes_up_by", "bytes_down_by", "theory") if line.get(key) is not None]
@@ -197,7 +198,7 @@ def is_round(line: dict[str, Any]) -> bool:
 
 
 def only_finite(lines: list[dict[str, Any]], folder: Path, name: str, remarks: list[Remark]) -> list[dict[str, Any]]:
-    """Lines without numbers that are not finite, and a remark where there were some."""
+    """Lines without numbers that are not finite, and a remark if there were any."""
     found = [_finite(line) for line in lines]
     if found != lines:
         remarks.append(Remark(folder, f"{name} has NaN or Infinity: these numbers are left out"))
@@ -205,7 +206,7 @@ def only_finite(lines: list[dict[str, Any]], folder: Path, name: str, remarks: l
 
 
 def _finite(table: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that are not finite."""
+    """The value without numbers that are not finite."""
     return {
         key: _finite(value) if isinstance(value, dict) else value
         for key, value in table.items()

@@ -1,4 +1,4 @@
-"""The pictures that runs leave behind: accuracy against rounds, who fares how, and who has what."""
+"""The pictures that runs write: accuracy by round, accuracy by client, and the partition."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def draw_run(rounds: Sequence[Mapping[str, Any]], method: str, path: Path) -> No
 
 
 def draw_clients(records: Sequence[Mapping[str, Any]], method: str, path: Path) -> None:
-    """One bar a client, sorted; of very many, one for several."""
+    """One bar per client, sorted; if there are very many, one for several."""
     ranked = sorted((r for r in records if r["accuracy"] is not None), key=lambda r: r["accuracy"])
     if not ranked:
         _save(f"{method}: no client has a test set", Plot([]), path)
@@ -52,7 +52,7 @@ def draw_clients(records: Sequence[Mapping[str, Any]], method: str, path: Path) 
 
 
 def draw_comparison(series: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, judged: str = "") -> None:
-    """Several methods in one picture, each with the band of its seeds; `judged` is the rule that all have."""
+    """Several methods in one picture, each with the band of its seeds; `judged` is the rule that all share."""
     marks = []
     for look, (method, runs) in zip(looks(len(series)), series.items(), strict=True):
         by_round: dict[int, list[float]] = {}
@@ -70,7 +70,7 @@ def band(name: str, by_round: Mapping[int, Sequence[float]], colour: str, dash: 
 
 
 def draw_split(split: Split, domains: Sequence[Domain], path: str | Path) -> None:
-    """Who has what; clients are coloured by domain where there are several."""
+    """The partition; clients are coloured by domain if there are several."""
     names = [domain.name for domain in domains]
     largest = max(domains, key=lambda domain: domain.classes)
     counts = split.counts(domains)

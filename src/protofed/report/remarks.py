@@ -1,4 +1,4 @@
-"""What a reader of a table must know before comparing."""
+"""What a reader of a table has to know before comparing rows."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from protofed.report.runs import code_notes
 
 
 def remarks_on(table: Table) -> list[str]:
-    """What a reader must know before comparing."""
+    """What a reader has to know before comparing rows."""
     tests = _about_tests(table) if table.baseline is not None else []
     code = (note for row in table.rows for note in code_notes(row.label, row.runs.values()))
     parts = (_about_labels(table), _about_data(table), _about_seeds(table), _about_rounds(table), code, tests)
@@ -17,14 +17,14 @@ def remarks_on(table: Table) -> list[str]:
 
 
 def _about_labels(table: Table) -> Iterator[str]:
-    """What labels that would be too long leave out."""
+    """The settings that labels leave out because they would be too long."""
     said = [f"{row.label!r} is {row.full!r}" for row in table.rows if row.label != row.full]
     if said:
         yield f"labels are shortened to what tells rows of one method apart: {'; '.join(said)}"
 
 
 def _about_data(table: Table) -> Iterator[str]:
-    """Which rows had other data than the others."""
+    """The rows whose data differ from the others'."""
     for row in table.rows:
         for setting in table.settings:
             if odd := row.odd(setting):
@@ -51,7 +51,7 @@ def _about_seeds(table: Table) -> Iterator[str]:
 
 
 def _about_rounds(table: Table) -> list[str]:
-    """Which means are of fewer rounds than their title says."""
+    """The means that are taken over fewer rounds than their title says."""
     notes: dict[str, None] = {}
     for setting, column in table.places:
         counts = windows(table.rows, setting, column)

@@ -26,7 +26,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def number(value: float, column: Column, plus: bool = False) -> str:
-    """A value as a column shows it."""
+    """A value in the form of its column."""
     if column.metric.unit == "%":
         text = f"{100 * value:+.2f}" if plus else f"{100 * value:.2f}"
     elif column.metric.unit == "s":
@@ -37,7 +37,7 @@ def number(value: float, column: Column, plus: bool = False) -> str:
 
 
 def entry(table: Table, row: Row, setting: str, column: Column) -> str:
-    """Mean, with the deviation where there are several seeds, and how many where some are missing."""
+    """The mean, with the deviation if there are several seeds, and with their number if some are missing."""
     found = row.entries.get((setting, column.title))
     if found is None:
         return "-"
@@ -51,7 +51,7 @@ def entry(table: Table, row: Row, setting: str, column: Column) -> str:
 
 
 def tested(found: Entry | None, column: Column) -> str:
-    """The difference to the baseline, p, and in how many seeds it is above."""
+    """The difference from the baseline, p, and in how many seeds it is above."""
     test = found.test if found is not None else None
     if test is None:
         return ""
@@ -61,7 +61,7 @@ def tested(found: Entry | None, column: Column) -> str:
 
 
 def _grid(table: Table, mark: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells as `mark` writes them, which is told whether a cell is the best (1) or the second best (2)."""
+    """Titles and cells as formatted by `mark`, which is told whether a cell is the best (1) or second best (2)."""
     titles = [mark("method", 0)]
     for place in table.places:
         titles.append(mark(table.title(*place), 0))
@@ -84,7 +84,7 @@ def _has_tests(table: Table, column: Column) -> bool:
 
 
 def caption(table: Table) -> str:
-    """What the numbers are, and by which rule they are judged."""
+    """What the numbers are, and the rule by which they are judged."""
     one = len(table.columns) == 1  # whose title does not stand above the numbers, where settings do
     where = table.settings[0] if len(table.settings) == 1 else table.columns[0].title if one else ""
     seeds = sorted({seed for row in table.rows for _, seed in row.runs})
@@ -102,7 +102,8 @@ def caption(table: Table) -> str:
 
 
 def terminal(table: Table, width: int) -> Group:
-    """For a person: the best is bold and ¹, the second best ². What is wider than the screen goes on below."""
+    """For a person: the best is bold and ¹, the second best ². Columns that are too wide for the screen continue
+    below."""
     titles, lines = _grid(table, lambda text, rank: text.replace(" ± ", "±") + ("", "¹", "²")[rank])
     ranks = {found.rank for row in table.rows for found in row.entries.values()}
     legend = "".join(text for rank, text in ((1, "; ¹ best"), (2, ", ² second best")) if rank in ranks)
@@ -129,7 +130,7 @@ def terminal(table: Table, width: int) -> Group:
 
 
 def _blocks(titles: list[str], label: int, numbers: list[int], width: int) -> tuple[int, list[list[int]]]:
-    """How wide the labels may be, and which columns stand side by side: a test beside its number."""
+    """The width of the labels, and which columns are side by side: a test goes next to its number."""
     groups: list[list[int]] = []
     for place, title in enumerate(titles[1:], 1):
         if title == "Δ":
@@ -143,7 +144,7 @@ def _blocks(titles: list[str], label: int, numbers: list[int], width: int) -> tu
 
 
 def packed(sizes: Sequence[int], room: int) -> list[list[int]]:
-    """Which of things of these sizes stand side by side in so much room, in their order; each has a place."""
+    """Groups of items of these sizes that fit side by side, in order; every item is in one group."""
     blocks: list[list[int]] = []
     left = 0
     for place, size in enumerate(sizes):
@@ -156,7 +157,7 @@ def packed(sizes: Sequence[int], room: int) -> list[list[int]]:
 
 
 def markdown(table: Table) -> str:
-    """For a page: the best is bold, the second best in italics."""
+    """For a web page: the best is bold, the second best in italics."""
     titles, lines = _grid(table, lambda text, rank: f"{('', '**', '*')[rank]}{_md(text)}{('', '**', '*')[rank]}")
     rows = ["| " + " | ".join(cells) + " |" for cells in (titles, *lines)]
     ruler = "|---|" + "---:|" * (len(titles) - 1)
@@ -166,12 +167,12 @@ def markdown(table: Table) -> str:
 
 
 def _md(text: str) -> str:
-    """Plain text as Markdown sets it."""
+    """Plain text, escaped for Markdown."""
     return re.sub(r"[\\|*`]|<(?=[A-Za-z/!])", r"\\\g<0>", text)
 
 
 def latex(table: Table) -> str:
-    """For a paper, with \\usepackage{booktabs}: the caption says by which rule; best bold, second best underlined."""
+    """For a paper, with \\usepackage{booktabs}: the caption names the rule; best bold, second best underlined."""
 
     def mark(text: str, rank: int) -> str:
         return (_tex(text), f"\\textbf{{{_tex(text)}}}", f"\\underline{{{_tex(text)}}}")[rank]
@@ -206,7 +207,7 @@ TEX = {
 
 
 def _tex(text: str) -> str:
-    """Plain text as TeX sets it."""
+    """Plain text, escaped for TeX."""
     return "".join(TEX.get(c) or _greek(c) or c for c in text)
 
 
@@ -218,7 +219,7 @@ def _greek(letter: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """For a program: one line a row, setting and column, unrounded, with every seed's value."""
+    """For a program: one line for each row, setting and column, unrounded, with every seed's value."""
     seeds = sorted({seed for row in table.rows for _, seed in row.runs})
     names = ["setting", "row", "column", "judged_by", "own_rule"]
     names += ["n", "mean", "std", "deviation", "rank", "comparable"]

@@ -1,4 +1,4 @@
-"""What a table consists of: rows, and for each of its columns an entry."""
+"""The parts of a table: rows, and an entry for each of their columns."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ DEVIATIONS = ("population", "sample")  # over seeds: divided by n, or by n - 1
 
 @dataclass
 class Entry:
-    """One number of one row: its values by seed, and what follows from them."""
+    """One number of one row: its values by seed, and what is derived from them."""
 
     values: dict[int, float]
     rank: int = 0  # 1 best, 2 second best, 0 neither
@@ -57,7 +57,7 @@ class Row:
     short: str = ""  # a label that is enough to tell it from the other rows
 
     def odd(self, setting: str) -> list[int]:
-        """The seeds in which it has other data than the others."""
+        """The seeds in which it has other data than the other rows."""
         return sorted(seed for where, seed in self.other_data if where == setting)
 
     @property
@@ -71,7 +71,7 @@ class Row:
 
     @property
     def told(self) -> str:
-        """The label, with what was chosen for it."""
+        """The label, with the hyperparameters that were chosen for it."""
         found = {setting: shown(choice) for setting, choice in self.choices.items() if choice.parameters}
         if len(set(found.values())) > 1:
             return f"{self.label} ({'; '.join(f'{setting}: {text}' for setting, text in found.items())})"
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass
 class Table:
-    """Rows x (settings x columns), with all that has to be said about them."""
+    """Rows x (settings x columns), with all remarks."""
 
     settings: list[str]
     columns: list[Column]
@@ -92,11 +92,11 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """Everything that has to be said."""
+        """All remarks."""
         return [*self.remarks, *(f"left out: {out}" for out in self.left_out)]
 
     def base_of(self, row: Row) -> Row | None:
-        """The row to test this one against: the one that is named, or of a method that is named the one with the same
+        """The row to test this one against: the named one or, if a method is named, its row with the same
         parameters."""
         named = [other for other in self.rows if self.baseline in (other.label, other.full)]
         alike = [r for r in self.rows if r.method == self.baseline and r.parameters.items() <= row.parameters.items()]
@@ -108,14 +108,15 @@ class Table:
         return [(setting, column) for setting in self.settings for column in self.columns]
 
     def title(self, setting: str, column: Column) -> str:
-        """Short: an experiment is named only where there are several, a number only where it is not the only one."""
+        """A short title: the experiment is named only if there are several, the number only if there is more than
+        one."""
         if len(self.settings) == 1:
             return column.title
         return (setting or column.title) if len(self.columns) == 1 else f"{setting or 'others'}: {column.title}"
 
     @property
     def judging(self) -> str:
-        """By which rule the rows are judged; empty where no column is of a rule."""
+        """The rule by which the rows are judged; empty if no column has one."""
         if not any(column.metric.judged for column in self.columns):
             return ""
         found: dict[Rule, list[str]] = {}
@@ -135,7 +136,7 @@ class Table:
 
 
 def windows(rows: Iterable[Row], setting: str, column: Column) -> dict[int, list[str]]:
-    """Of how many rounds the numbers of a column are the mean -> the rows of which that is so."""
+    """The number of rounds that a column's means are taken over -> the rows with that number."""
     found: dict[int, list[str]] = {}
     for row in rows:
         for count in sorted({len(column.window(run)) for (where, _), run in row.runs.items() if where == setting}):
@@ -144,5 +145,5 @@ def windows(rows: Iterable[Row], setting: str, column: Column) -> dict[int, list
 
 
 def with_commas(items: Iterable[Any]) -> str:
-    """With commas, and in quotes what has some itself."""
+    """Joined by commas; names that contain commas are in quotes."""
     return ", ".join(repr(item) if "," in str(item) else str(item) for item in items)

@@ -1,4 +1,4 @@
-"""By which rule an accuracy is judged. Numbers of different rules are never ranked, marked or tested together."""
+"""The rules by which accuracies are judged. Numbers of different rules are never ranked, marked or tested together."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -11,7 +11,7 @@ classes; by classifier or by nearest prototype, among the classes of that rule."
 
 
 class Rule(NamedTuple):
-    """What decides on a sample, and which classes it chooses from."""
+    """What classifies a sample, and the classes that it chooses from."""
 
     by: str  # "head", "proto"
     among: str  # "all", "own"
@@ -21,7 +21,7 @@ class Rule(NamedTuple):
         return f"{named}, {self.among} classes" if named else "rule not recorded"
 
     def of(self, judged: Judged) -> "Rule":
-        """The rule of a number of a method that judges by this one."""
+        """The rule of a number of a method that is judged by this one."""
         if judged in ("head", "proto"):
             return self._replace(by=judged)
         return self._replace(among="all") if judged == "all" else self
@@ -38,17 +38,17 @@ KEPT: dict[str, dict[Rule, str]] = {
     ),
     "global_accuracy": {RULES[0]: "global_accuracy_head", RULES[2]: "global_accuracy_proto"},
 }
-"""Numbers that runs store by several rules, whatever the rule of the method is."""
+"""Numbers that runs store for several rules, whatever the rule of the method."""
 
 
 def rule_of(*told: Mapping[str, Any]) -> Rule:
-    """By which a method judges, as a summary says, or else the settings of its run."""
+    """The rule of a method, from a summary or from the settings of its run."""
     found = (next(filter(None, (some.get(key) for some in told)), "?") for key in ("inference", "candidates"))
     return Rule(*map(str, found))
 
 
 def stored(numbers: Mapping[str, Any], key: str, judged: Judged, own: Rule, rule: Rule) -> Any:
-    """A number by one rule out of those of a run whose method judges by `own`; None where it was not measured."""
+    """A number by one rule, from a run whose method is judged by `own`; None if it was not measured."""
     found = numbers.get(KEPT.get(key, {}).get(rule, ""))
     if found is None and own.of(judged) == rule:
         found = numbers.get(key)
@@ -58,5 +58,5 @@ def stored(numbers: Mapping[str, Any], key: str, judged: Judged, own: Rule, rule
 
 
 def in_order(rules: set[Rule]) -> list[Rule]:
-    """Classifier before prototype, all classes before own ones, and last what is not known."""
+    """Classifiers before prototypes, all classes before own classes, and unknown rules last."""
     return [*(rule for rule in RULES if rule in rules), *sorted(rules - set(RULES))]

@@ -1,4 +1,4 @@
-"""A run as its folder tells it; what of it cannot be read is named with the reason, and the rest is used."""
+"""A run as read from its folder. Parts that cannot be read are named with the reason, and the rest is used."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ NOT_BEGUN = "no round is finished yet"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run as its folder tells it, finished or not. A table needs the first half; a page all of it."""
+    """One run as read from its folder, finished or not. A table needs the first half, a page all of it."""
 
     folder: Path
     name: str
-    """The method, or what a sweep calls it."""
+    """The method, or the name that a sweep gave it."""
     settings: dict[str, Any]
     """Every key of the experiment with its value, flat: "method.lam"."""
     rounds: list[dict[str, Any]]
@@ -33,14 +33,14 @@ class Run:
     environment: dict[str, Any]
     partition: Partition
     labels: dict[str, str] = field(default_factory=dict)
-    """By which a table tells it from others: experiment, method, seed and whatever else differs."""
+    """What distinguishes it in a table: experiment, method, seed and whatever else differs."""
     clients: list[dict[str, Any]] = field(default_factory=list)
     class_names: list[str] = field(default_factory=list)
     superclasses: list[str] | None = None
     confusion: dict[str, np.ndarray] = field(default_factory=dict)
     views: dict[str, np.ndarray] = field(default_factory=dict)
     leaks: dict[str, Any] = field(default_factory=dict)
-    """What `protofed attack` found; empty where it was not asked."""
+    """The results of `protofed attack`; empty if they were not requested."""
 
     @property
     def seed(self) -> int:
@@ -53,22 +53,22 @@ class Run:
 
     @property
     def version(self) -> str:
-        """The protofed that made it."""
+        """The version of protofed that made it."""
         return str(self.environment.get("protofed", "?"))
 
     @property
     def rule(self) -> Rule:
-        """By which its method judges."""
+        """The rule by which its method is judged."""
         section = {key.removeprefix("method."): value for key, value in self.settings.items()}
         return rule_of(self.final, section)
 
     def column(self, key: str) -> tuple[list[int], list[float]]:
-        """The rounds in which a number was taken, and the number."""
+        """The rounds in which a number was measured, and its values."""
         known = [(line["round"], line[key]) for line in self.rounds if line.get(key) is not None]
         return [round for round, _ in known], [value for _, value in known]
 
     def number(self, key: str) -> float | None:
-        """From the summary, or as it stood in the last round that has it."""
+        """The value from the summary, or from the last round that has it."""
         if self.summary is not None:
             return self.summary.get(key)
         values = self.column(key)[1]
@@ -76,12 +76,12 @@ class Run:
 
 
 def one_data(run: Run, other: Run) -> bool:
-    """Whether two runs had one data set, as far as that is known."""
+    """Whether two runs used the same data set, as far as that is known."""
     return len({run.partition.fingerprint, other.partition.fingerprint} - {""}) < 2
 
 
 def code_notes(label: str, runs: Iterable[Run]) -> list[str]:
-    """Whether methods and models of one's own were changed between these runs, or since."""
+    """Whether the user's own methods and models changed between these runs, or since."""
     runs = list(runs)
     if len({str(run.environment["own"]) for run in runs if "own" in run.environment}) > 1:
         return [f"{label}: its code was changed between its runs, which are not of one method or model"]
@@ -95,13 +95,13 @@ def but_seed(run: Run) -> dict[str, Any]:
 
 
 def alike(run: Run, other: Run) -> bool:
-    """Whether they differ by their seed alone."""
+    """Whether they differ only in their seed."""
     return but_seed(run) == but_seed(other) and one_data(run, other)
 
 
 def read_run(folder: Path, remarks: list[Remark], name: str = "") -> Run:
-    """A run with all of its parts, by the name that a sweep gave its method; a UserError says why it is none, `remarks`
-    what of it cannot be used."""
+    """A run with all of its parts, under the name that a sweep gave its method. A UserError says why it is not a run;
+    `remarks` lists what cannot be used."""
     source = RunFolder(folder)
     settings = _settings(source)
     summary = source.summary() if source.finished else None  # first: the rounds of a finished run are all there
@@ -136,7 +136,7 @@ def read_run(folder: Path, remarks: list[Remark], name: str = "") -> Run:
 
 
 def read_finished(folder: Path, labels: Mapping[str, str] | None = None) -> Run:
-    """A finished run as a table needs it: its keys are those that its file has, for not all may be known here."""
+    """A finished run as a table needs it. Its keys are those in its file, because some may be unknown here."""
     source = RunFolder(folder)
     summary = source.summary()
     return Run(
@@ -152,7 +152,7 @@ def read_finished(folder: Path, labels: Mapping[str, str] | None = None) -> Run:
 
 
 def _several_models(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tables of several models under their numbers, with the keys that a single one has."""
+    """The tables of several models, numbered, with the keys of a single one."""
     if not isinstance(models := table.get("model"), list):
         return table
     several = {str(i): dict(model) if isinstance(model, dict) else {} for i, model in enumerate(models)}
@@ -183,7 +183,7 @@ def _whole(
 
 
 def _class_names(folder: Path, names: Any, partition: Partition, remarks: list[Remark]) -> list[str]:
-    """A name for every class; its number, where the names do not fit the partition."""
+    """A name for every class, or its number if the names do not fit the partition."""
     classes = partition.counts.shape[1] if partition.counts is not None else 0
     known = names or range(classes)
     if classes and len(known) != classes:
@@ -193,7 +193,7 @@ def _class_names(folder: Path, names: Any, partition: Partition, remarks: list[R
 
 
 def _agree(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """A UserError where a summary is of another run than the settings beside it, or of none."""
+    """A UserError if a summary belongs to another run than its settings, or to none."""
     if type(summary.get("seed")) is not int:
         raise UserError(f"its summary.json is damaged: seed is {summary.get('seed')!r}")
     for name, key in {"method": "method.name", "seed": "seed", "rounds": "rounds"}.items():

@@ -1,4 +1,4 @@
-"""Hyperparameters chosen on validation samples: of each method only what was chosen is shown and tested."""
+"""Hyperparameters chosen on validation samples: for each method, only the chosen ones are shown and tested."""
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class Candidate:
 
 
 class Choice(NamedTuple):
-    """What was chosen for one method in one setting, and how sure that was."""
+    """The choice for one method in one setting, and how clear it was."""
 
     parameters: Mapping[str, str]
     accuracy: float  # on validation samples, mean over clients and seeds
@@ -55,7 +55,7 @@ def choose_candidate(
 
 
 def _accuracy(run: Run, by: str, best_round: bool) -> float:
-    """A run's accuracy on validation samples. Never one on test samples: without any, this is an error."""
+    """A run's accuracy on validation samples, never on test samples. Raises if there are none."""
     keys = [VALIDATION[by], VALIDATION["own"]]  # a method without a global model is chosen by its clients' own
     known = next((values for key in keys if (values := run.column(key)[1])), None)
     if known is None:
@@ -67,7 +67,7 @@ def _accuracy(run: Run, by: str, best_round: bool) -> float:
 
 
 def told(choices: Mapping[str, Mapping[str, Choice]], by: str, best_round: bool) -> Iterator[str]:
-    """What is to be said of all choices: method -> setting -> choice."""
+    """Remarks on all choices: method -> setting -> choice."""
     when = "in the best round" if best_round else "after the last round"
     whose = "the global model's where there is one, else the clients' own" if by == "global" else "the clients' own"
     yield (

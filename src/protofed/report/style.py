@@ -1,4 +1,4 @@
-"""Colours that the colour-blind can tell apart, the same for a method in every figure."""
+"""Colours that colour-blind people can tell apart, the same for a method in every figure."""
 
 import colorsys
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ DARK = {
     "#1b5e20": "#7bf07f", "#a0186e": "#ff4fa8", "#7d6b00": "#e8ec58", "#007a87": "#22dccb", "#44596b": "#b7ad8c",
     "#4a148c": "#e05cf5", "#2b2f36": "#e8ebef",
 }  # fmt: skip
-"""What stands for a colour on a dark background, where it is another."""
+"""Replacements for colours on a dark background, if they differ."""
 SCALES = {
     "light": {
         "plain": [(0.0, "#f7fafc"), (0.5, "#6aaed6"), (1.0, "#08477f")],
@@ -26,7 +26,7 @@ SCALES = {
         "two": [(0.0, "#f0915a"), (0.5, "#1f262e"), (1.0, "#5bb4f0")],
     },
 }
-"""The colours of heat maps: from little to much, or to both sides of a middle."""
+"""The colours of heat maps: from little to much, or in both directions from a middle."""
 LINES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.2)), "dashdot": (0, (5, 2, 1, 2))}
 """The kinds of lines by plotly's names, as matplotlib takes them."""
 DASHES = tuple(LINES)
@@ -44,24 +44,25 @@ class Look(NamedTuple):
 
 
 def looks(count: int) -> list[Look]:
-    """As many as are needed; half the colours are drawn with one kind of dash, the darker ones with the next."""
+    """As many styles as needed: the first half of the colours with one kind of dash, the darker half with the next, and
+    so on."""
     half = len(COLOURS) // 2
     return [Look(COLOURS[i % len(COLOURS)], DASHES[i // half % len(DASHES)]) for i in range(count)]
 
 
 def ink(back: Iterable[float]) -> str:
-    """Black or white, whichever is easier to read on a colour (sRGB, 0 to 1): a contrast of 4.5 or more with any."""
+    """Black or white, whichever is easier to read on a colour (sRGB, 0 to 1); the contrast is always 4.5 or more."""
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in back)
     return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"
 
 
 def counted(title: str) -> bool:
-    """Whether the numbers of an axis are of rounds or clients: whole."""
+    """Whether the numbers of an axis count rounds or clients, and so are whole."""
     return title in ("round", "client") or title.endswith("from worst to best")
 
 
 def class_colours(count: int) -> list[str]:
-    """One a class; more than ten go round the colour wheel, light and dark in turn."""
+    """One colour per class; more than ten go round the colour wheel, light and dark in turn."""
     if count <= len(CLASSES):
         return list(CLASSES[:count])
     wheel = [colorsys.hls_to_rgb(i / count, (0.45, 0.6)[i % 2], 0.6) for i in range(count)]

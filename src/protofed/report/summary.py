@@ -1,4 +1,4 @@
-"""What comes before the figures: who did how well, what differs, and what everything was made with."""
+"""What is above the figures: which method did how well, what differs, and what everything was made with."""
 
 import json
 import shlex
@@ -33,12 +33,12 @@ MEANING = {
 
 
 def summary_columns(groups: Sequence[Group], names: Sequence[str] = SHOWN) -> list[Column]:
-    """Those of the columns that a group has a number for: one for each rule by which groups judge."""
+    """The columns that a group has a number for: one for each rule by which groups are judged."""
     return chosen_columns(None, [run for group in groups for run in group.counted], names)
 
 
 def summary_table(groups: Sequence[Group], comparable: bool) -> dict[str, Any]:
-    """Columns, and for every method its cells: text, and whether it is the best or the second best of its column."""
+    """Columns, and the cells of every method: text, and whether it is the best or second best of its column."""
     shown = summary_columns(groups)
     rows: list[dict[str, Any]] = [{"label": group.label, "about": _about(group), "cells": []} for group in groups]
     for column in shown:
@@ -71,7 +71,7 @@ def _percent(value: tuple[float, float] | None, runs: Sequence[Run]) -> str:
 
 
 def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None], column: Column) -> dict[int, int]:
-    """1 for the best finished methods, 2 for the next; nobody is best alone."""
+    """1 for the best finished methods, 2 for the next; a single method is never best."""
     known = {i: round(v[0], 4) for i, v in enumerate(values) if v is not None and groups[i].finished}
     ranked = sorted(set(known.values()), reverse=column.metric.better == "high")
     marked = len(ranked) - 1  # of two, the second best is the worst
@@ -79,7 +79,7 @@ def _places(groups: Sequence[Group], values: Sequence[tuple[float, float] | None
 
 
 def _about(group: Group) -> str:
-    """Seeds, how the method judges, and whether all is finished."""
+    """Seeds, the method's rule, and whether all runs are finished."""
     seeds = f"{'seeds' if len(group.seeds) > 1 else 'seed'} {', '.join(map(str, group.seeds))}"
     judged = f"; judged by {group.rule}"
     left = len(group.runs) - len(group.finished)
@@ -108,7 +108,7 @@ def _total(run: Run, key: str) -> float | None:
 
 
 def headline(groups: Sequence[Group], comparable: bool) -> str:
-    """The outcome in a sentence a rule, where there is something to compare."""
+    """The outcome in one sentence per rule, if there is something to compare."""
     if not comparable:
         return ""
     rules = in_order({group.rule for group in groups if group.finished})
@@ -119,7 +119,7 @@ def headline(groups: Sequence[Group], comparable: bool) -> str:
 
 
 def _best_first(groups: Sequence[Group], column: Column) -> str:
-    """Who did how well by one rule; empty where fewer than two have a number."""
+    """Which method did how well by one rule; empty if fewer than two have a number."""
     known = [(group, value) for group in groups if group.finished and (value := over_seeds(_numbers(group, column)))]
     if len(known) < 2:
         return ""
@@ -134,7 +134,7 @@ def _best_first(groups: Sequence[Group], column: Column) -> str:
 
 
 def facts(groups: Sequence[Group]) -> list[str]:
-    """The size of it all, for the line below the title."""
+    """The sizes, for the line below the title."""
     runs = [run for group in groups for run in group.runs]
     seeds = sorted({run.seed for run in runs})
     told = [
@@ -149,7 +149,7 @@ def facts(groups: Sequence[Group]) -> list[str]:
 
 
 def settings(groups: Sequence[Group]) -> dict[str, Any]:
-    """What differs between methods, what each method is set to, and what all share."""
+    """What differs between methods, the settings of each method, and those that all share."""
     every = [{k: v for k, v in group.runs[0].settings.items() if k != "seed"} for group in groups]
     differ = differing(every)
     own: set[str] = set()  # in which runs of one method differ
@@ -195,7 +195,7 @@ def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def command_line(words: Any) -> str:
-    """As it was typed, without the path of the program."""
+    """The command as it was typed, without the path of the program."""
     if not isinstance(words, list) or not words:
         return "not recorded"
     program = Path(str(words[0])).name

@@ -62,7 +62,7 @@ def tabulate(
 
 
 def _select(table: Table, select: str) -> Iterator[str]:
-    """Leave of each method's rows, setting by setting, the one that is best on validation samples; say which."""
+    """For each method and setting, keep only the row that is best on validation samples; say which."""
     if select not in SELECT:
         raise UserError(
             f"--select {select!r} is unknown. {did_you_mean(select, SELECT)} The test set is never chosen by."
@@ -113,7 +113,7 @@ def _in_setting(key: str) -> bool:
 
 
 def _find_other_data(table: Table) -> None:
-    """Rows are compared on the same data, dealt the same way: that of the baseline, or else of most rows."""
+    """Rows are compared on the same data and partition: the baseline's, or else that of most rows."""
     for place in {place for row in table.rows for place in row.runs}:
         here = [(row, _data(row.runs[place])) for row in table.rows if place in row.runs]
         bases = {id(table.base_of(row)) for row in table.rows} if table.baseline else set()
@@ -125,12 +125,12 @@ def _find_other_data(table: Table) -> None:
 
 
 def _data(run: Run) -> tuple[str, str]:
-    """Who had what: the hash of the partition, and the fingerprint of the data where it was kept."""
+    """The data and partition: the hash of the partition, and the fingerprint of the data if it was kept."""
     return run.partition.hash, run.partition.fingerprint
 
 
 def _fill(table: Table, setting: str, column: Column) -> None:
-    """One column: values by seed, ranks, tests."""
+    """One column: its values by seed, ranks and tests."""
     at = (setting, column.title)
     for row in table.rows:
         values = {seed: column.of(run) for (where, seed), run in row.runs.items() if where == setting}
@@ -150,7 +150,8 @@ def _fill(table: Table, setting: str, column: Column) -> None:
 
 
 def _comparable(table: Table, setting: str, column: Column) -> list[Row]:
-    """The rows that can be ranked: of the same data, of the same seeds and no fewer than any has, of as many rounds."""
+    """The rows that can be ranked: with the same data and the same seeds, no fewer than any other row, and the same
+    number of rounds."""
     at = (setting, column.title)
     rows = [row for row in table.rows if at in row.entries and not row.odd(setting)]
     most = max((row.entries[at].n for row in rows), default=0)

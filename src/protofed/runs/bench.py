@@ -1,4 +1,4 @@
-"""How fast it is: one workload on both engines in one run, with the time's parts and the distance to the floor."""
+"""How fast it is: one workload on both engines, with the parts of a round and the distance to the fastest possible."""
 
 import platform
 import resource
@@ -95,7 +95,8 @@ def time_engines(
     data_dir: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Seconds a round of the reference engine (one thread) and of the stacked one, and how they come about.
+    """Seconds per round of the reference engine (one thread) and of the stacked engine, with their parts. The stacked
+    engine is timed as it is and, once compiled, compiled; a long run gets the faster of the two.
 
     The stacked engine is timed as it is and compiled, after compiling; the faster of both is what a long run gets.
     """
@@ -150,7 +151,7 @@ def _machine(plan: Experiment) -> dict[str, Any]:
 
 
 def _rounds(plan: Experiment, engine: Engine, rounds: int) -> dict[str, float]:
-    """Medians over rounds, after those that warm up: the round as a run does it, and its parts."""
+    """Medians over rounds after the warm-up: a round as a run does it, and its parts."""
     method, device = plan.method, plan.torch_device()
     server = method.init_server(engine.specs()[0])
     server = torch.utils._pytree.tree_map(lambda t: t.to(device), server)
@@ -199,7 +200,7 @@ def _peak_mb(plan: Experiment) -> float:
 
 
 def _floor(plan: Experiment, engine: Engine) -> float:
-    """The training's products at the speed of one large product: no engine can be faster."""
+    """The training's products at the speed of one large product: no engine can be faster than that."""
     device = plan.torch_device()
     samples = float(engine.counts(draw_cohort(plan, 0)).sum()) * plan.local_epochs
     spec = engine.specs()[0]

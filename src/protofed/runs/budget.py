@@ -1,4 +1,4 @@
-"""The budget of a run before it begins: what cannot be kept is refused, and how much noise it takes."""
+"""The budget of a run before it begins: what promises cannot be kept, and how much noise is needed."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from protofed.runs.persample import check_steps
 
 
 def check_privacy(experiment: Experiment, engine: ReferenceEngine, domains: Sequence[Domain]) -> tuple[str, ...]:
-    """Refuse, before anything is written, what could not be kept; notes on what is changed to keep it."""
+    """Before anything is written, refuse promises that cannot be kept; notes on settings that change to keep one."""
     if not experiment.privacy.noisy:
         return ()
     accounting.check_accountant()
@@ -32,32 +32,39 @@ def check_privacy(experiment: Experiment, engine: ReferenceEngine, domains: Sequ
     noise = _check_amounts(experiment, _units(experiment, engine), sums)
     if experiment.privacy.noisy_steps:
         check_steps(experiment, engine, layout)
-    if experiment.privacy.unit == "sample" and sums and not sends_of_samples(layout, experiment, engine):
-        raise UserError(
-            f"privacy.unit = 'sample' needs uploads that are computed from one sample at a time, and "
-            f"{experiment.method_name} sends what is left of training (gradients, or method.source = 'inloop'). Use "
-            "method.source = 'clean', another method, or privacy.unit = 'client'."
-        )
+    if sums:
+        _check_uploads(experiment, engine, layout)
     if experiment.privacy.noisy_steps:
         return _notes_of_steps(experiment, engine, layout, noise)
     return _notes(experiment, layout, noise)
 
 
 def check_budget(experiment: Experiment, engine: ReferenceEngine) -> tuple[str, ...]:
-    """The same where clients are elsewhere and add the noise themselves."""
+    """The same for clients elsewhere that add the noise themselves."""
     if not experiment.privacy.noisy:
         return ()
-    check_plan(experiment)
-    return _notes(experiment, layout_of(experiment, engine), noise_of(experiment))
+    check_plan(experiment, sum(engine.samples(range(experiment.clients))))
+    layout = layout_of(experiment, engine)
+    if experiment.privacy.unit == "sample":
+        _check_encoders(experiment, engine)
+        _check_uploads(experiment, engine, layout)
+    return _notes(experiment, layout, noise_of(experiment))
 
 
-def check_plan(experiment: Experiment) -> None:
-    """What can be said of a federation's budget before there is a model."""
+def check_plan(experiment: Experiment, samples: int = 0) -> None:
+    """What can be said of a federation's budget before there is a model; `samples`: that are known of here."""
     experiment.privacy.refuse_federation()
-    if experiment.privacy.noisy:
-        accounting.check_accountant()
-        _check_settings(experiment)
-        _check_amounts(experiment, len(taking_part(experiment)))
+    if not experiment.privacy.noisy:
+        return
+    accounting.check_accountant()
+    _check_settings(experiment)
+    if experiment.privacy.unit == "sample" and experiment.normalize == "auto":
+        raise UserError(
+            "data.normalize = 'auto' scales every sample by all of its client's samples, which privacy.unit = 'sample' "
+            "does not cover in a federation. Use data.normalize = 'half' or 'none'."
+        )
+    clients = len(taking_part(experiment))
+    _check_amounts(experiment, clients if experiment.privacy.unit == "client" else max(clients, samples))
 
 
 def _check_amounts(experiment: Experiment, units: int, sums: bool = True) -> float:
@@ -78,7 +85,7 @@ def _check_amounts(experiment: Experiment, units: int, sums: bool = True) -> flo
             f"privacy.epsilon = {privacy.epsilon:g} is too small for one round: with {' and '.join(has)} it "
             f"spends {once:.3g}. Use a larger budget, or more noise."
         )
-    if privacy.where == "sum":
+    if privacy.where == "sum" and noise != NOTHING:
         noised_grid(privacy, noise, len(draw_cohort(experiment, 0)))
     return noise
 
@@ -138,7 +145,7 @@ def _check_settings(experiment: Experiment) -> None:
 
 
 def _check_inputs(experiment: Experiment, engine: ReferenceEngine, domains: Sequence[Domain]) -> None:
-    """Nothing may reach one unit's upload from another unit but by releases."""
+    """Refuse inputs through which one unit's samples could affect another unit's upload outside of releases."""
     own_scale = any(domain.scale is None and not Scaler.of(domain, "none").whole for domain in domains)
     if experiment.normalize == "auto" and own_scale:
         raise UserError(
@@ -146,13 +153,28 @@ def _check_inputs(experiment: Experiment, engine: ReferenceEngine, domains: Sequ
             "Use data.normalize = 'half' or 'none', or data that carry a mean and a deviation."
         )
     if experiment.privacy.unit == "sample" and not experiment.privacy.noisy_steps:
-        for spec in engine.specs():
-            if under(experiment.method.init_client(spec).params, "body."):
-                raise UserError(
-                    f"privacy.unit = 'sample' needs a frozen encoder, because {spec.architecture} would be trained on "
-                    "the samples that it embeds. Use a model with frozen = true, steps with noise (privacy.sgd_rate = "
-                    "0.05), or privacy.unit = 'client'."
-                )
+        _check_encoders(experiment, engine)
+
+
+def _check_encoders(experiment: Experiment, engine: ReferenceEngine) -> None:
+    """What embeds samples was not trained on them."""
+    for spec in engine.specs():
+        if under(experiment.method.init_client(spec).params, "body."):
+            raise UserError(
+                f"privacy.unit = 'sample' needs a frozen encoder, because {spec.architecture} would be trained on "
+                "the samples that it embeds. Use a model with frozen = true, steps with noise (privacy.sgd_rate = "
+                "0.05, in simulations), or privacy.unit = 'client'."
+            )
+
+
+def _check_uploads(experiment: Experiment, engine: ReferenceEngine, layout: Layout) -> None:
+    """What is sent of samples can be computed from one sample at a time."""
+    if experiment.privacy.unit == "sample" and not sends_of_samples(layout, experiment, engine):
+        raise UserError(
+            f"privacy.unit = 'sample' needs uploads that are computed from one sample at a time, and "
+            f"{experiment.method_name} sends what is left of training (gradients, or method.source = 'inloop'). Use "
+            "method.source = 'clean', another method, or privacy.unit = 'client'."
+        )
 
 
 def _units(experiment: Experiment, engine: ReferenceEngine) -> int:
@@ -173,8 +195,8 @@ def planned_times(experiment: Experiment) -> int:
 
 
 def noise_of(experiment: Experiment, sums: bool = True) -> float:
-    """The standard deviation of the noise over the clip: as given, or as the budget asks for. `sums`: whether anything
-    is sent but what was trained in steps with noise."""
+    """The standard deviation of the noise over the clip: as given, or as the budget requires. `sums`: whether anything
+    is sent besides what was trained in steps with noise."""
     privacy = experiment.privacy
     if privacy.noisy_steps and not sums:
         return NOTHING
@@ -197,7 +219,7 @@ def choice_of(experiment: Experiment) -> float:
 
 
 def steps_of(experiment: Experiment, sums: bool = True) -> PaidSteps:
-    """The steps with noise of a client in a round: with as much as given, or as the budget asks for."""
+    """A client's steps with noise in a round: with as much noise as given, or as the budget requires."""
     privacy, steps = experiment.privacy, _steps(experiment)
     if not privacy.noisy_steps or privacy.sgd_noise:
         return steps

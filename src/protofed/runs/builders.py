@@ -26,7 +26,7 @@ Builder = tuple[str, Callable[[tuple[int, ...], int], nn.Module]]  # a name, and
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """Builds a module of the user's own, which is looked into with some of its client's samples."""
+    """Builds a user's own module, which is inspected with some of its client's samples."""
 
     build: Any
     federation: Federation
@@ -54,7 +54,7 @@ def _telling(x: Tensor) -> Tensor:
 def builders_of(
     experiment: Experiment, federation: Federation, modules: Sequence[Handed] | None, names: Sequence[str] = ()
 ) -> Sequence[Builder]:
-    """Per client the name of its model, and how to build it: as handed in, or as the experiment says."""
+    """For each client, the name of its model and how to build it: as given, or as the experiment says."""
     if modules is not None:
         return tuple(
             (one.label, Shown(one.build, federation, number, one.own_weights, names[number]))
@@ -77,8 +77,8 @@ def behind_frozen(
     builders: Sequence[Builder],
     tell: Callable[[str], None],
 ) -> tuple[Sequence[Builder], tuple[str, ...], tuple[list[Domain], Split] | None]:
-    """The builders of what is trained, what to tell the user of the modules, and where bodies are frozen the data with
-    their embeddings in the place of inputs."""
+    """The builders of what is trained, notes about the modules, and, if bodies are frozen, the data with their
+    embeddings in place of inputs."""
     seed = random.seed(experiment.seed, "init", "common")
     first: dict[Any, nn.Module] = {}
     for client in federation.examples:
@@ -124,12 +124,12 @@ def behind_frozen(
 
 
 def may_be_frozen(build: Any) -> bool:
-    """Whether what this builds may have a body that is not trained."""
+    """Whether what it builds may have a body that is not trained."""
     return isinstance(build, Shown) or (isinstance(build, ModelChoice) and build.frozen)
 
 
 def _behind(build: Shown, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """What is trained behind a frozen body, whose embeddings are the inputs."""
+    """What is trained on top of a frozen body, whose embeddings are its inputs."""
     whole = build(shape, classes)
     assert isinstance(whole, Adapted)
     return whole.without_body()

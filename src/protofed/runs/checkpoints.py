@@ -11,7 +11,7 @@ SPILLED = 2**30  # bytes of client states written for want of memory, after whic
 
 
 class Checkpoints:
-    """The checkpoints of a run that goes on."""
+    """The checkpoints of a run."""
 
     def __init__(self, folder: RunFolder, experiment: Experiment, done: int, watch: Watch, seconds: float) -> None:
         self.folder, self.experiment, self.watch, self.seconds = folder, experiment, watch, seconds
@@ -20,7 +20,7 @@ class Checkpoints:
         self.at, self.took = time.monotonic(), 0.0
 
     def after(self, state: State) -> None:
-        """Save a round if that is due and there is room for it; the models that a run ends with in any case."""
+        """Save a round if it is due and there is room for it; in any case, save the models that a run ends with."""
         last = state.round == self.experiment.rounds
         if not (last or self._due(state)):
             return
@@ -31,8 +31,8 @@ class Checkpoints:
             self.round = state.round
         elif before:
             self.watch.note(
-                f"the disk has no room for checkpoints of {self.folder.path}: the run goes on without. Free some "
-                f"space; if it is stopped now, it resumes after round {self.round}"
+                f"the disk has no room for checkpoints of {self.folder.path}: the run continues without them. Free "
+                f"some space; if it is stopped now, it resumes after round {self.round}"
             )
         self.at = time.monotonic()
         self.took = self.at - began

@@ -1,4 +1,4 @@
-"""What a method, a robust rule and the data demand of each other, checked before a run begins."""
+"""What a method, a robust rule and the data require of each other, checked before a run begins."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ LISTS = 2 * 10**9  # bytes of such lists at most
 
 
 def check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
-    """Whatever a method trains, every model must have."""
+    """Check that every model has what the method trains."""
     method = experiment.method
     for spec in engine.specs():
         names = method.init_client(spec).params
@@ -33,7 +33,7 @@ def check_phases(experiment: Experiment, engine: ReferenceEngine) -> None:
 
 
 def method_remarks(experiment: Experiment, engine: ReferenceEngine) -> tuple[str, ...]:
-    """What a user should hear of the method before a run begins."""
+    """What a user should be told about the method before a run begins."""
     method, name = experiment.method, experiment.method_name
     notes = tuple(method.remarks(engine.specs()[0], engine.federation.total))
     if experiment.rounds > 1 and experiment.participation == 1 and not method.phases():
@@ -42,7 +42,7 @@ def method_remarks(experiment: Experiment, engine: ReferenceEngine) -> tuple[str
 
 
 def check_computed(experiment: Experiment, domains: Sequence[Domain]) -> None:
-    """What needs a list of every client's samples is not for data that computes them."""
+    """Refuse, for computed data, what needs a list of every client's samples."""
     if domains[0].computed is None:
         return
     asked = {
@@ -68,7 +68,7 @@ def check_computed(experiment: Experiment, domains: Sequence[Domain]) -> None:
 
 
 def check_growing(experiment: Experiment) -> None:
-    """What clients send once is never of classes that they get later."""
+    """Refuse methods whose clients send something once, if classes appear later."""
     from protofed.methods.oneshot import OneShot  # few experiments have one
 
     if isinstance(experiment.method, OneShot):
@@ -79,7 +79,7 @@ def check_growing(experiment: Experiment) -> None:
 
 
 def check_lists(experiment: Experiment, domains: Sequence[Domain]) -> None:
-    """Raise where lists of every client's samples would fill the memory."""
+    """Raise if lists of every client's samples would fill the memory."""
     needed, room = experiment.clients * LISTED, min(LISTS, free(torch.device("cpu")))
     if domains[0].computed is None and needed > room:
         raise UserError(
@@ -91,7 +91,7 @@ def check_lists(experiment: Experiment, domains: Sequence[Domain]) -> None:
 
 
 def check_tests(experiment: Experiment, federation: Federation, engine: ReferenceEngine) -> None:
-    """The global model can only be measured where there is something to measure it on."""
+    """Refuse to measure the global model if there is nothing to measure it on."""
     server = experiment.method.init_server(engine.specs()[0])
     tests = sum(len(federation.global_test(domain).y) for domain in range(len(federation.shapes)))
     if experiment.evaluate.gm and not tests and experiment.method.global_client(server) is not None:

@@ -7,7 +7,7 @@ from protofed.ops import random
 
 
 def held_out(experiment: Experiment) -> list[int]:
-    """The clients that take part in no round and join after the last, drawn by the seed."""
+    """The clients that take part in no round and join after the last one, drawn by the seed."""
     order = random.permutation(random.key(experiment.seed, "held out"), experiment.clients)
     return sorted(order[: experiment.held_out_clients].tolist())
 
@@ -25,7 +25,7 @@ def cohort_size(experiment: Experiment) -> int:
 
 
 def draw_cohort(experiment: Experiment, round: int) -> list[int]:
-    """The clients of a round, from seed and round alone, so that every method meets the same ones."""
+    """The clients of a round, from seed and round alone, so that every method trains the same ones."""
     there, size = taking_part(experiment), cohort_size(experiment)
     if size == len(there):
         return list(there)

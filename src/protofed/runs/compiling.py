@@ -25,12 +25,12 @@ GAIN = {"cpu": 0.5, "cuda": 0.35}  # share of the training's time that compiling
 def choose_compiling(
     experiment: Experiment, engine: Engine, server: Any, folder: RunFolder, tell: Callable[[str], None]
 ) -> None:
-    """Compile training steps where the run is long enough to repay it; the choice is kept in its folder."""
+    """Compile training steps if the run is long enough to repay it; the choice is kept in its folder."""
 
     def keep(choice: dict[str, Any]) -> None:
         folder.write_json("engine.json", choice)
 
-    if isinstance(engine, RunEngine):  # whoever brought the runs together has chosen for all of them
+    if isinstance(engine, RunEngine):  # the choice was made for all fused runs together
         keep(engine.choice)
     elif isinstance(engine, StackedEngine | RayEngine) and experiment.engine.compile == "auto":
         cohort = draw_cohort(experiment, 0)
@@ -40,7 +40,7 @@ def choose_compiling(
 
 
 def kept_choice(folder: RunFolder) -> dict[str, Any]:
-    """What a run chose when it began."""
+    """The choice that a run made when it began."""
     kept = folder.file("engine.json")
     return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
 
@@ -55,7 +55,7 @@ def compile_if_it_pays(
     keep: Callable[[dict[str, Any]], None],
     tell: Callable[[str], None],
 ) -> None:
-    """Compile if this many rounds repay it: `found` at the start by a few steps, and kept, because compiled steps
+    """Compile if this many rounds repay it: `found` at the start from a few steps, and kept, because compiled steps
     round differently."""
     gain = GAIN[engine.device.type]
     if engine.why_not(method) or engine.guess(method, rounds) * gain < COMPILING:

@@ -1,4 +1,4 @@
-"""What a run was made with."""
+"""The software and machine that a run was made with."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ from protofed.version import VERSION
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """Versions, machine, command, and which code of one's own."""
+    """Versions, machine, command, and which code of the user's own."""
     device = experiment.torch_device()
     return {
         "protofed": VERSION,
@@ -34,7 +34,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
 
 
 def own_code(experiment: Experiment) -> dict[str, str]:
-    """Import path -> fingerprint of the file it lies in, of every method, model and data set of one's own."""
+    """Import path -> fingerprint of its file, for every method, model and data set of the user's own."""
     return _fingerprints(tomllib.loads(experiment.to_toml()))
 
 
@@ -43,7 +43,7 @@ def _fingerprints(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_code(folder: RunFolder) -> list[str]:
-    """The import paths of a run whose file is not what it was when the run was made, as far as that is known.
+    """The import paths whose file has changed since the run was made, as far as that is known. Nothing is imported.
 
     Nothing is imported."""
     then = folder.environment().get("own")

@@ -30,7 +30,7 @@ from protofed.runs.segments import FILES, RecordPlace, segment_number
 from protofed.runs.store import ClientStore, fits
 
 KEPT = 2  # checkpoints: the newest, and one to fall back to
-CLIENTS = "clients"  # the folder of their states, beside the checkpoints that refer to them
+CLIENTS = "clients"  # the folder of their states, next to the checkpoints that refer to them
 CENTRES = "centres.safetensors"  # what a robust rule remembers, where there is one
 
 
@@ -47,7 +47,8 @@ def new_folder(name: str, resume: bool) -> Path:
 
 
 class State(NamedTuple):
-    """All that a run needs to go on: randomness is computed from the seed and the round, so the round says it all."""
+    """Everything that a run needs to continue. Randomness is computed from the seed and the round, so the round number
+    is enough."""
 
     round: int  # rounds done
     server: Tree
@@ -81,7 +82,7 @@ class RunFolder:
         return self.file("summary.json").is_file()
 
     def check(self, experiment: Experiment, resume: bool) -> None:
-        """Raise where this folder must not be written: nothing is ever overwritten."""
+        """Raise if this folder must not be written: nothing is ever overwritten."""
         try:
             self._check(experiment, resume)
         except OSError as error:  # a folder that one may not look into, a name that is too long
@@ -103,7 +104,7 @@ class RunFolder:
             remedy += "" if self.finished else f", or continue it with {option('resume', True)}"
             raise UserError(f"{self._out} already holds {what}. {remedy}.")
         old, now = self.experiment_dict(), tomllib.loads(experiment.to_toml())
-        if trust.paths(old) <= trust.paths(now):  # else it would import what nobody asked for
+        if trust.paths(old) <= trust.paths(now):  # otherwise it would import code that nobody asked for
             with only_these(trust.paths(now)):
                 old = tomllib.loads(Experiment.from_dict(old).to_toml())  # keys that came since
         changed = differences(old, now)
@@ -114,7 +115,7 @@ class RunFolder:
             )
 
     def _check_place(self) -> None:
-        """Raise where no folder can be made or nothing can be written into it."""
+        """Raise if the folder cannot be made, or nothing can be written into it."""
         above = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not above.is_dir():
             raise UserError(f"{self._out} lies under {above}, which is a file. Name another folder.")
@@ -125,7 +126,9 @@ class RunFolder:
         return trust.tables_of_run(self.file("experiment.toml"))
 
     def check_plain(self) -> None:
-        """Raise where something in the folder is not a plain file or folder.
+        """Raise if anything in the folder is not a plain file or folder. A folder that somebody else made may hold
+        links; resuming in it would write and remove files elsewhere. wandb makes links to its own cache; we write
+        nothing there.
 
         A folder that somebody else made may hold links: going on with it would write, and remove files, elsewhere.
         wandb makes links of its own, to its cache; nothing of ours writes there."""
@@ -144,7 +147,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process writes a run."""
+        """Let only one process write a run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # also a place that looks as if it could be written to, such as /proc
@@ -168,7 +171,7 @@ class RunFolder:
         self.write(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """What `write_json` wrote; a UserError where it is damaged."""
+        """What `write_json` wrote; a UserError if it is damaged."""
         try:
             return dict(json.loads(self.file(name).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -185,7 +188,7 @@ class RunFolder:
         return read_lines(self.file("rounds.jsonl"))
 
     def check_rounds(self, rounds: int) -> None:
-        """Raise where a finished run's rounds.jsonl lacks some of its rounds."""
+        """Raise if a finished run's rounds.jsonl lacks some of its rounds."""
         last = next((line.get("round") for line in reversed(self.rounds())), 0)
         if last != rounds and last != self.summary().get("rounds"):  # one without a budget for more ends earlier
             raise UserError(
@@ -193,7 +196,7 @@ class RunFolder:
             )
 
     def clients(self) -> list[dict[str, Any]]:
-        """The lines of clients.jsonl, which comes after the last round."""
+        """The lines of clients.jsonl, which is written after the last round."""
         return read_lines(self.file("clients.jsonl"))
 
     def append_round(self, line: dict[str, Any]) -> None:
@@ -204,7 +207,7 @@ class RunFolder:
         return read_summary(self.file("summary.json"))
 
     def environment(self) -> dict[str, Any]:
-        """What the run was made with, as far as that can be read."""
+        """The environment that the run was made in, as far as it can be read."""
         try:
             return dict(json.loads(self.file("environment.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError):
@@ -217,11 +220,12 @@ class RunFolder:
         return self.file("checkpoints")
 
     def store(self, device: torch.device | str = "cpu", limit: int | None = None) -> ClientStore:
-        """Client states of a run in which nobody has taken part."""
+        """Client states of a run before anybody has taken part."""
         return ClientStore(self._saved / CLIENTS, device, limit)
 
     def save(self, state: State) -> None:
-        """Write what changed as one segment and a checkpoint beside the last one, then let it count by one rename."""
+        """Write what changed as one segment and a checkpoint next to the last one, then make it count with one
+        rename."""
         clients = state.clients
         clients.save(state.round)
         places = [[number, *place] for number, place in sorted(clients.index.items())]
@@ -254,7 +258,7 @@ class RunFolder:
         return fits(state.clients.unsaved + sum(tensor.nbytes for tensor in tree_leaves(state.server)), self.path)
 
     def checkpoints(self) -> list[Path]:
-        """Whole checkpoints, the newest first."""
+        """Whole checkpoints, newest first."""
         found = [p for p in self._saved.glob("round-*") if p.is_dir()] if self._saved.is_dir() else []
         numbers = {int(digits): p for p in found if (digits := p.name.removeprefix("round-")).isdecimal()}
         return [numbers[round] for round in sorted(numbers, reverse=True)]
@@ -264,7 +268,7 @@ class RunFolder:
         shutil.rmtree(self._saved)
 
     def go_back(self, state: State | None) -> None:
-        """Remove what is of no use when going on from here: later checkpoints, which are damaged, and loose ends."""
+        """Remove what is useless when continuing from here: later checkpoints, which are damaged, and loose ends."""
         for folder in self.checkpoints():
             if state is None or int(folder.name.removeprefix("round-")) > state.round:
                 shutil.rmtree(folder)
@@ -273,7 +277,7 @@ class RunFolder:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the segments that no checkpoint refers to, and any that was not written to its end."""
+        """Remove segments that no checkpoint refers to, and any that was not written to its end."""
         used: set[int] = set()
         for folder in self.checkpoints():
             with contextlib.suppress(*sealed.DAMAGE):
@@ -285,7 +289,7 @@ class RunFolder:
             scratch.unlink()
 
     def restore(self, device: torch.device | str = "cpu", limit: int | None = None) -> tuple[State | None, list[str]]:
-        """The newest checkpoint that is whole, and a remark for each that is not."""
+        """The newest whole checkpoint, and a remark for each that is not whole."""
         remarks: list[str] = []
         for folder in self.checkpoints():
             try:
@@ -308,7 +312,7 @@ class RunFolder:
         return State(about.round, server, clients, about.totals, centres)
 
     def cut(self, round: int) -> list[dict[str, Any]]:
-        """Forget the lines of rounds after this one, which will be run again; returns those that stay."""
+        """Forget the lines of rounds after this one, which will be run again; returns the lines that stay."""
         lines = [line for line in self.rounds() if line["round"] <= round]
         self.write("rounds.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
         return lines

@@ -1,4 +1,4 @@
-"""Classes that appear over time: how well those of each task are known after every task, and what was forgotten."""
+"""Classes that appear over time: how well each task's classes are known after every task, and what was forgotten."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -10,8 +10,8 @@ from protofed.config.experiment import Experiment
 from protofed.data.incremental import classes_by_task
 from protofed.metrics import Correct, Tally, add, judged_by, spread
 from protofed.runs.cohort import taking_part
+from protofed.runs.measured_clients import honest_of, measured_at_end, together_measured
 from protofed.runs.setup import Prepared
-from protofed.runs.who import honest_of, measured_at_end, together_measured
 
 Line = dict[str, Any]
 GLOBAL = "global_"  # in front of the names of the global model's numbers
@@ -30,8 +30,8 @@ class Tasks:
             self.clients = honest_of(experiment, self.engine, everyone)
 
     def line(self, server: Any, done: int) -> Line:
-        """What the line of a round says, after `done` rounds: its task, and if that is over but not the last one, how
-        well all classes so far are known."""
+        """The numbers for a round's line after `done` rounds: its task and, if that has ended but is not the last one,
+        how well all classes so far are known."""
         if not self.plan.on:
             return {}
         now = self.plan.task(done - 1, self.rounds)
@@ -44,7 +44,7 @@ class Tasks:
         return {"task": now + 1} | self.known(reduce(add, own), self.engine.global_tally(self.method, server), now)
 
     def known(self, own: Tally, whole: Tally | None, now: int) -> Line:
-        """The accuracies on the classes that there are in this task: of all of them, and of each task's."""
+        """The accuracies on this task's classes: of all of them together, and of each earlier task's."""
         found = self._known(own[judged_by(self.method)], now, "")
         return found | (self._known(whole[self.method.inference], now, GLOBAL) if whole else {})
 
@@ -61,8 +61,8 @@ class Tasks:
         }
 
     def summary(self, lines: Sequence[Line], own: Tally, whole: Tally | None) -> Line:
-        """How well every task's classes are known at the end, and what was forgotten of them, given the lines of all
-        rounds."""
+        """How well every task's classes are known at the end, and how much of them was forgotten, given the lines of
+        all rounds."""
         if not self.plan.on:
             return {}
         now = self.plan.task(max(0, len(lines) - 1), self.rounds)  # the last task, if the run did not end early

@@ -55,8 +55,8 @@ def embedded(
 
 
 def embedded_domain(choice: ModelChoice, domain: Domain, device: torch.device, tell: Tell) -> Domain:
-    """One data set with its embeddings by a frozen encoder that comes with its weights; without samples it needs none
-    of them."""
+    """One data set with its embeddings by a frozen encoder that comes with its weights; without samples, no weights are
+    needed."""
     parts = [domain.x_train, domain.x_test]
     dim = choice.encoder_width
     if not any(map(len, parts)):
@@ -73,7 +73,7 @@ def _with(domain: Domain, parts: Sequence[Tensor]) -> Domain:
 
 
 def refuse_unfit(choices: Sequence[ModelChoice], domains: Sequence[Domain]) -> None:
-    """Refuse what a pretrained encoder cannot take."""
+    """Refuse data that a pretrained encoder cannot take."""
     for choice in choices:
         for domain in domains:
             for x in (domain.x_train, domain.x_test):
@@ -95,14 +95,14 @@ def hash_of_body(body: Any) -> str:
 
 
 def _told(embedding: Any) -> Any:
-    """What tells one embedding of a module from another: a layer's name, or a function's code."""
+    """What distinguishes one embedding of a module from another: a layer's name, or a function's code."""
     code = getattr(embedding, "__code__", None)
     return embedding if isinstance(embedding, str) else code and (code.co_code, code.co_names, repr(code.co_consts))
 
 
 def embeddings(body: Any, name: str, x: Tensor, device: torch.device, label: str, tell: Tell) -> Tensor:
-    """Embeddings (N, D) of inputs by a body of this hash. What took long is kept on disk by the hash of both, and found
-    again by any run; of several that need the same at once, one computes it."""
+    """Embeddings (N, D) of inputs by a body with this hash. Results of long computations are kept on disk under both
+    hashes, and any run finds them again. If several need the same one at once, one computes it."""
     total = hashlib.sha256(f"{name} {x.dtype} {tuple(x.shape)}".encode())
     total.update(np.ascontiguousarray(x.numpy()).data)
     key = total.hexdigest()
@@ -139,7 +139,7 @@ def _computed(body: Any, x: Tensor, device: torch.device, label: str, tell: Tell
 
 
 def _read(path: Path, key: str, rows: int, tell: Tell) -> Tensor | None:
-    """What is kept there; None where there is nothing, or it is not what was written for this key."""
+    """What is kept on disk; None if there is nothing, or not what was written for this key."""
     if not path.is_file():
         return None
     try:
@@ -172,7 +172,7 @@ def _digest(z: Tensor) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Only one process at a time; where no file can be locked, several."""
+    """Hold a lock, so that only one process computes at a time; several if no file can be locked."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed below)

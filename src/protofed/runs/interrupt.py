@@ -1,4 +1,4 @@
-"""Ctrl-C, answered by whoever is at work."""
+"""Ctrl-C, handled by the code that is running."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def on_interrupt(ask: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C calls `ask`, where it is ours to answer: in the main thread of a program that does not do so itself."""
+    """Let Ctrl-C call `ask`, if we may handle it: in the main thread of a program that does not handle it itself."""
     usual = signal.getsignal(signal.SIGINT)
     mine = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
     if mine:

@@ -1,4 +1,4 @@
-"""The numbers of a run as its files have them: each file is data, which somebody else may have written."""
+"""The numbers of a run as its files have them. Each file is data that somebody else may have written."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ LISTS = ("_per_class", "_per_task")  # ends of keys that have a list of them
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Its lines, if the file is there; a last line that was cut off by a kill is left out."""
+    """The lines of a file, if it exists; a last line that was cut off by a kill is left out."""
     if not path.is_file():
         return []
     try:
@@ -39,14 +39,14 @@ def _refuse(word: str) -> None:
 
 
 def _whole(digits: str) -> int:
-    """A whole number that arithmetic can do something with."""
+    """Whether a value is a whole number that arithmetic can use."""
     if len(digits) > 100:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
 
 
 def _checked(table: Any) -> dict[str, Any]:
-    """A table whose measured numbers are numbers."""
+    """A table whose measured values are checked to be numbers."""
     if not isinstance(table, dict):
         raise ValueError("it is not a table")
     for key, value in table.items():

@@ -1,4 +1,4 @@
-"""What a sweep writes next to the folders of its runs: which cell each of them is, and why one failed."""
+"""What a sweep writes next to the folders of its runs: which cell each one is, and why one failed."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,13 +11,13 @@ LISTING = "cells.json"
 
 
 def write_cells(folder: Path, cells: Iterable[tuple[str, str, Mapping[str, str]]]) -> None:
-    """For each cell the name of its folder, its hash and its labels."""
+    """For each cell, the name of its folder, its hash and its labels."""
     rows = [{"folder": name, "hash": code, "labels": dict(labels)} for name, code, labels in cells]
     write_atomically(folder / LISTING, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 def read_cells(folder: Path) -> list[tuple[str, dict[str, str]]]:
-    """The folders of a sweep's cells with their labels, among them the method; two cells may be the same run."""
+    """The folders of a sweep's cells with their labels, which include the method; two cells may be the same run."""
     path = folder / LISTING
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The round loop: broadcast, train, merge, aggregate, measure, and keep what is needed to go on."""
+"""The round loop: broadcast, train, merge, aggregate, measure, and keep what is needed to continue."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ from protofed.runs.watch import Watch
 
 
 class Interrupted(Exception):
-    """The run was stopped by the user; everything up to the last whole round is saved."""
+    """The user stopped the run; everything up to the last whole round is saved."""
 
 
 def run(
@@ -80,7 +80,7 @@ def carry_out(
     client_bytes: int | None = None,
     probes: Probes = NO_PROBES,
 ) -> Result:
-    """All that is left of a run whose clients are ready, in this process or elsewhere; `stop` ends it after a round."""
+    """The rest of a run whose clients are ready, in this process or elsewhere; `stop` ends it after a round."""
     told = watch.note
     with _disk(folder), working(experiment, prepared.engine, told), folder.locked(), on_interrupt(_ask(watch, stop)):
         state = open_or_go_on(folder, experiment, prepared, watch, client_bytes, probes)
@@ -116,7 +116,7 @@ def _rounds(
     probes: Probes,
     releases: Releases | None,
 ) -> State:
-    """Every round that is left, or that a privacy budget pays for."""
+    """Every round that is left, as far as a privacy budget pays for it."""
     method, engine = experiment.method, prepared.engine
     names = names_of_clients(prepared)
     checkpoints = Checkpoints(folder, experiment, state.round, watch, checkpoint_seconds)
@@ -215,7 +215,7 @@ def _ended(folder: RunFolder, state: State, engine: Engine, watch: Watch, why: s
 
 
 def _out_of_budget(experiment: Experiment, state: State, releases: Releases) -> str:
-    """Why the run ends before a round that its budget does not pay for."""
+    """Why the run ends before a round: its budget does not pay for it."""
     return (
         f"stopped after round {state.round} of {experiment.rounds}: epsilon {releases.epsilon():.4g} is spent, and "
         f"another round would take it over privacy.epsilon = {experiment.privacy.epsilon:g}"
@@ -237,7 +237,8 @@ def next_server(
     round: int,
     centres: Any = (),
 ) -> tuple[Any, Any]:
-    """The server after a round, and what a robust rule remembers of it; where nobody had any data, as they were.
+    """The server after a round, and what a robust rule remembers; both are unchanged if nobody had data. `uploads`: how
+    rows of single clients are combined; None: they already are.
 
     `uploads`: how rows of single clients are combined; None: they already are."""
     if trained.up is None:
@@ -250,7 +251,7 @@ def next_server(
 
 
 def _parts(clock: dict[str, float], seconds: float) -> dict[str, float]:
-    """Where the seconds of a round went; the rest is states, messages, snapshots and waiting for each other."""
+    """Where the seconds of a round went; the rest is states, messages, snapshots and waiting."""
     asked = ["theory"] if "theory" in clock else []
     known = {name: clock.get(name, 0.0) for name in ("train", "upload", "aggregate", "evaluate", *asked)}
     return known | {"rest": max(0.0, seconds - sum(known.values()))}
@@ -270,7 +271,7 @@ def _totals(old: dict[str, Any], line: dict[str, Any], cohort: Sequence[int]) ->
 
 
 def _ask(watch: Watch, stop: threading.Event) -> Callable[[], None]:
-    """For Ctrl-C: the first ends the run after its round, whose work is not lost; the second ends it at once."""
+    """Handle Ctrl-C: the first one ends the run after its round, whose work is kept; the second ends it at once."""
 
     def ask() -> None:
         if stop.is_set():
@@ -283,7 +284,7 @@ def _ask(watch: Watch, stop: threading.Event) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _disk(folder: RunFolder) -> Iterator[None]:
-    """A full disk is said in one line; the last checkpoint is whole, because files are replaced and never changed."""
+    """Report a full disk in one line. The last checkpoint is whole, because files are replaced and never changed."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a run tells: the numbers of a round, every client at the end, and the summary."""
+"""The results of a run: the numbers of each round, every client at the end, and the summary."""
 
 import json
 import threading
@@ -29,12 +29,12 @@ from protofed.robust.poison import TRIGGERED
 from protofed.runs.cohort import taking_part
 from protofed.runs.folder import RunFolder, State
 from protofed.runs.forgetting import Tasks
+from protofed.runs.measured_clients import honest_of, measured_at_end, say_who_is_measured, spaced, together_measured
 from protofed.runs.probes import NO_PROBES, Probes
 from protofed.runs.ranking import Ranking
 from protofed.runs.releases import Releases
 from protofed.runs.setup import Prepared, names_of_clients
 from protofed.runs.watch import Watch
-from protofed.runs.who import honest_of, measured_at_end, say_who_is_measured, spaced, together_measured
 
 CONFUSED = 1000  # classes up to which it is counted who is taken for whom
 ANSWERS = 2**25  # such counts that are held at once, over clients
@@ -54,12 +54,12 @@ class Result(NamedTuple):
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """One record a round."""
+        """Take one record per round."""
         return RunFolder(self.folder).rounds()
 
     @property
     def clients(self) -> list[dict[str, Any]]:
-        """One record a client, after the last round."""
+        """Take one record per client, after the last round."""
         return RunFolder(self.folder).clients()
 
 
@@ -73,7 +73,7 @@ def refuse_nan(
     when: str,
     saved: bool = False,
 ) -> None:
-    """A client whose loss, parameters or upload are no numbers ends the run; nothing of its round is kept."""
+    """End the run if a client's loss, parameters or upload are not numbers; nothing of that round is kept."""
     bad = [number for number, ok in zip(cohort, trained.finite.tolist(), strict=True) if not ok]
     if not bad:
         return
@@ -130,7 +130,7 @@ def round_numbers(
 
 
 def _personal(method: Method, tally: Tally | None, counts: Tensor) -> tuple[float | None, float | None]:
-    """PM(V) and PM(L) of a client, where it was measured."""
+    """PM(V) and PM(L) of a client, if it was measured."""
     return personal(tally[method.inference], counts) if tally else (None, None)
 
 
@@ -144,7 +144,7 @@ def finish(
     probes: Probes = NO_PROBES,
     releases: Releases | None = None,
 ) -> Result:
-    """The last phases, then every client is measured, and the summary is written last of all."""
+    """Run the last phases, measure every client, and write the summary last of all."""
     method, engine = experiment.method, prepared.engine
     there, names = taking_part(experiment), names_of_clients(prepared)
     if experiment.incremental.on:

@@ -78,14 +78,15 @@ def upload_alone(
     experiment: Experiment,
     engine: ReferenceEngine,
     number: int,
-    server: Tree,
+    down: Tree,
     key: Tensor,
     trained: Client | None = None,
 ) -> Callable[[Tensor, Tensor], Tree]:
-    """The upload of a client that has one sample only and has trained nothing, or of one that is `trained`."""
+    """The upload of a client that was sent `down`, has one sample only and has trained nothing, or of one that is
+    `trained`."""
     method, model, classes = experiment.method, engine.model(number), engine.federation.classes
     spec = next(s for s in engine.specs() if s.architecture == engine.architectures[number])
-    down, none = download(experiment, engine, number, server), no_samples(engine, number)._replace(key=key)
+    none = no_samples(engine, number)._replace(key=key)
     counts = torch.zeros_like(none.counts)
     client = trained or _new_client(experiment, engine, number, spec, down, none._replace(counts=counts))
 
@@ -102,7 +103,8 @@ def sends_of_samples(layout: Layout, experiment: Experiment, engine: ReferenceEn
     and all samples count alike."""
     server = experiment.method.init_server(engine.specs()[0])
     (blank,) = no_samples(engine, 0).batches
-    upload = upload_alone(experiment, engine, 0, server, random.key(0).to(blank.x.device))
+    down = download(experiment, engine, 0, server)
+    upload = upload_alone(experiment, engine, 0, down, random.key(0).to(blank.x.device))
     vectors, _ = layout.vectors(vmap(upload)(blank.x, blank.y))
     return bool(vectors[:, layout.values :].any())
 
@@ -120,8 +122,24 @@ def vector_of_samples(
     """The sum of a client's clipped samples, and how long their values were: each sample's part is the upload of a
     client that has only this one and has trained nothing. `trained`: clients that were trained in steps with noise.
     `choose`: which dimensions are clipped apart from the others, by the statistics of all samples."""
+    down = download(experiment, engine, number, server)
+    client = trained[number] if trained else None
+    return vector_around(layout, experiment, engine, number, round, down, client, choose)
+
+
+def vector_around(
+    layout: Layout,
+    experiment: Experiment,
+    engine: ReferenceEngine,
+    number: int,
+    round: int,
+    down: Tree,
+    trained: Client | None = None,
+    choose: Choose | None = None,
+) -> SampleSum:
+    """The same, by a client that was sent `down`."""
     chosen = None
-    words = experiment, engine, number, round, server, trained
+    words = experiment, engine, number, round, down, trained
     if choose is not None:
         parts = [layout.statistics(rows) for rows in _of_single_samples(*words)]
         chosen = choose(functools.reduce(operator.add, parts) if parts else None)
@@ -139,12 +157,12 @@ def _of_single_samples(
     engine: ReferenceEngine,
     number: int,
     round: int,
-    server: Tree,
-    trained: Mapping[int, Client] | None,
+    down: Tree,
+    trained: Client | None,
 ) -> Iterator[Tree]:
     """The uploads of clients with one sample each, batch by batch."""
     data = engine.federation.local(number, round)
-    upload = upload_alone(experiment, engine, number, server, data.key, trained[number] if trained else None)
+    upload = upload_alone(experiment, engine, number, down, data.key, trained)
     for batch in data.batches:
         if len(batch.y):
             yield vmap(upload)(batch.x, batch.y)

@@ -1,4 +1,4 @@
-"""The numbers of runs, as people read them."""
+"""The numbers of runs as people read them."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,8 @@ import numpy as np
 
 
 def over_seeds(values: Iterable[float | None], sample: bool = False) -> tuple[float, float] | None:
-    """Mean and standard deviation over the seeds that have the number; None if none has it.
+    """Mean and standard deviation over the seeds that have the number; None if none has it. The deviation is that of
+    the population (divided by n), or of the sample (divided by n - 1; not a number if n is 1).
 
     The deviation is that of the population (divided by n), or of the sample (by n - 1; not a number where n is 1)."""
     known = [value for value in values if value is not None]
@@ -44,7 +45,7 @@ def of_theorem(key: str, value: Any) -> str:
 
 
 def below_one(value: float) -> str:
-    """A number below 1 in enough digits to tell it from 1."""
+    """A number below 1 with enough digits to tell it from 1."""
     return f"{value:.{digits_below_one(value)}g}" if value < 1 else f"{value:g}"
 
 

@@ -1,4 +1,4 @@
-"""The beginning of a run: its folder is set up, or the round is found after which an old one stopped."""
+"""The beginning of a run: set up its folder, or find the round after which an old one stopped."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def open_or_go_on(
     client_bytes: int | None,
     probes: Probes,
 ) -> State:
-    """Set up a new folder, or find where an old one stopped."""
+    """Set up a new folder, or find the round after which an old run stopped."""
     started = folder.exists
     if not started:
         folder.write("experiment.toml", experiment.to_toml())
@@ -58,7 +58,7 @@ def open_or_go_on(
 
 
 def _keep_partition(folder: RunFolder, prepared: Prepared, started: bool, probes: Probes) -> None:
-    """Who has what, which must not change in a run."""
+    """Save and draw the partition, which must be the one that the run began with."""
     split, computed = prepared.split, prepared.domains[0].computed
     saved = folder.file("partition.npz" if computed is None else "computed.json")
     if started and saved.is_file():

@@ -152,8 +152,14 @@ class _Trial:
         """Of samples, only sums by class may be sent, nothing is kept, and the server takes sums over samples."""
         down = download(self.experiment, self.engine, self.number, server)
         (up, kept), (blank, state) = (self.method.upload(self.model, client, d, down) for d in (data, none))
-        single = upload_alone(self.experiment, self.engine, self.number, server, none.key, client)
-        singly = vmap(single)(self.batch.x, self.batch.y)
+        single = upload_alone(self.experiment, self.engine, self.number, down, none.key, client)
+        try:
+            singly = vmap(single)(self.batch.x, self.batch.y)
+        except UNMAPPED as error:
+            raise UserError(
+                f"torch.vmap cannot make the upload of {self.name} sample by sample, so privacy.sgd_rate cannot bound "
+                f"it: {first_line(error)[:200]}. {OTHERWISE}."
+            ) from None
         nodes, blanks, singles = (tree_flatten(tree, is_leaf=is_node)[0] for tree in (up, blank, singly))
         sent = list(zip(layout.pieces, nodes, blanks, strict=True))
         if not _same(kept, state, 0) or not all(_same(_value(a), _value(b), NEAR) for p, a, b in sent if not p.rows):

@@ -1,4 +1,4 @@
-"""What a caller lets a run check, measure and draw in addition to training."""
+"""What a caller lets a run check, measure and draw besides training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ class Probes:
     """Asked at fixed points of a run. This one adds nothing: `protofed.probes` has those that every command uses."""
 
     def check(self, experiment: Experiment, spec: Spec) -> tuple[str, ...]:
-        """Refuse, before anything is written, what could not be measured later; notes on what is left out."""
+        """Before anything is written, refuse what could not be measured later; notes on what is left out."""
         return ()
 
     def partition(self, split: Split, domains: Sequence[Domain], file: Path) -> None:
-        """Draw who has what."""
+        """Draw the partition."""
 
     def round(
         self,
@@ -43,8 +43,8 @@ class Probes:
         server: Any,
         measured: Callable[[int], None],
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """A record of each client that was held out and joins now, and their numbers for the summary; `measured`
-        hears how many are done."""
+        """A record of each held-out client that joins now, and their numbers for the summary; `measured` hears how many
+        are done."""
         return [], {}
 
     def pictures(self, folder: RunFolder, method: str, clients: Sequence[Mapping[str, Any]]) -> None:

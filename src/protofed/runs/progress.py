@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""What a person sees during a run: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ LINE_SECONDS = 5.0  # between two plain lines
 
 
 def say_on(console: Console, text: str) -> None:
-    """Text as it is, without markup, colours or line breaks of the console's own."""
+    """The text without the console's own markup, colours or line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -63,7 +63,7 @@ class Bar(Watch):
 
 
 class RoundLines(Watch):
-    """A line every few seconds, and one for the first and the last round."""
+    """A line every few seconds, and one each for the first and the last round."""
 
     def __init__(self, console: Console, label: str) -> None:
         self.console, self.label = console, label

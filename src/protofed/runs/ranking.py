@@ -24,7 +24,7 @@ class Ranking:
     def measure(
         self, engine: Engine, server: Tree, some: Sequence[int], own: Mapping[int, Tally], whole: Mapping[int, Tally]
     ) -> None:
-        """These clients, whose right answers are counted already."""
+        """Count these clients; their right answers are already counted."""
         if not self.on:
             return
         for who, counted, suffix in (("personal", own, ""), ("global", whole, "_global")):
@@ -40,7 +40,7 @@ class Ranking:
         return self.found.get(number, {})
 
     def summary(self, honest: Sequence[int]) -> dict[str, Any]:
-        """Over these clients."""
+        """The means over these clients."""
         result: dict[str, Any] = {}
         for key in next(iter(self.found.values()), {}):
             over = spread([self.found[number][key] for number in honest])

@@ -1,4 +1,4 @@
-"""What a run keeps for its report: how prototypes move in every round, and now and then where samples lie."""
+"""What a run keeps for its report: how prototypes move in every round, and, now and then, where samples lie."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from protofed.engines import Engine
 from protofed.method import Mean, Tree
 from protofed.runs.cohort import taking_part
 from protofed.runs.folder import RunFolder
-from protofed.runs.who import spaced
+from protofed.runs.measured_clients import spaced
 
 VIEWS = "views.npz"
 FIXED = ("labels", "client", "global_class", "local_clients")  # the same in every snapshot
@@ -28,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Means(NamedTuple):
-    """One prototype of each class."""
+    """One prototype per class."""
 
     rows: np.ndarray  # (C, D)
     held: np.ndarray  # (C,) whether there is one
@@ -40,7 +40,7 @@ class Recorder:
     def __init__(
         self, folder: RunFolder, experiment: Experiment, engine: Engine, done: int, note: Callable[[str], None]
     ) -> None:
-        """`done`: rounds that count; snapshots of later ones are forgotten."""
+        """`done`: rounds that count; later snapshots are forgotten."""
         self.folder, self.engine, self.method = folder, engine, experiment.method
         self.choice = experiment.record
         self.due = set(due(experiment.rounds, self.choice.snapshots if self.choice.enabled else 0))
@@ -74,7 +74,7 @@ class Recorder:
         self.folder.write_arrays(VIEWS, self._views)
 
     def round(self, before: Tree, server: Tree, round: int) -> dict[str, float | None]:
-        """How the prototypes moved in this round, and how far apart they are; a snapshot, if one is due."""
+        """How the prototypes moved in this round, and how far apart they are; also takes a snapshot if one is due."""
         if not self.choice.enabled:
             return {}
         prototypes = self.method.prototypes(server)
@@ -133,7 +133,7 @@ class Recorder:
         }
 
     def _local(self, number: int, width: int) -> Mean:
-        """The class means (C, D) of a client, by its own model, of some of its training samples."""
+        """The class means (C, D) of some of a client's training samples, by its own model."""
         y = self.engine.labels(number, "train").cpu()
         rows = spread_over_classes(y, TRAINED)
         mean = Mean(torch.zeros(self.classes, width), torch.zeros(self.classes))
@@ -145,13 +145,13 @@ class Recorder:
 
 
 def due(rounds: int, snapshots: int) -> list[int]:
-    """The rounds of which so many snapshots are taken: the last, the first, and some between."""
+    """The rounds after which a snapshot is taken: the last, the first, and some in between."""
     many = min(snapshots, rounds)
     return [rounds] if many == 1 else [1 + i * (rounds - 1) // (many - 1) for i in range(many)]
 
 
 def spread_over_classes(y: Tensor, most: int) -> Tensor:
-    """Numbers of samples, as many as are wanted at most: equally many of each class, as far as there are."""
+    """At most this many samples, with the same number from each class as far as possible."""
     if len(y) <= most:
         return torch.arange(len(y))
     order = y.argsort(stable=True)
@@ -166,7 +166,8 @@ def spread_over_classes(y: Tensor, most: int) -> Tensor:
 
 
 def chosen_prototypes(prototypes: Mean | None, classes: int, width: int) -> tuple[Mean, Tensor]:
-    """Prototypes (P, D) to be drawn, 1 where there is one, and their classes (P,): evenly spaced of several."""
+    """Prototypes (P, D) to draw, with flags (P,) for those that exist, and their classes (P,); evenly spaced if a class
+    has several."""
     if prototypes is None:
         return Mean(torch.zeros(0, width), torch.zeros(0)), torch.zeros(0, dtype=torch.int64)
     total, weight = prototypes.total.float().cpu(), prototypes.weight.cpu()
@@ -180,7 +181,7 @@ def chosen_prototypes(prototypes: Mean | None, classes: int, width: int) -> tupl
 
 
 def one_per_class(prototypes: Mean) -> Means:
-    """One prototype (C, D) for each class, the mean of those it has, and whether it has any (C,)."""
+    """One prototype (C, D) per class, the mean of those it has, and whether it has any (C,)."""
     total, weight = prototypes.total, prototypes.weight
     if weight.shape[1] > 1:
         total, weight = (total * weight[..., None]).sum(1, keepdim=True), weight.sum(1, keepdim=True)
@@ -189,8 +190,8 @@ def one_per_class(prototypes: Mean) -> Means:
 
 
 def movement(old: Means, new: Means) -> dict[str, float | None]:
-    """How far prototypes moved on average, and how far each is from the nearest of another class: on average, and the
-    least; None where there is nothing to tell."""
+    """How far prototypes moved on average, and how far each is from the nearest one of another class: on average, and
+    at least. None if there is nothing to compare."""
     both = old.held & new.held
     drift = np.linalg.norm(new.rows[both] - old.rows[both], axis=1)
     rows = new.rows[new.held]
@@ -206,6 +207,6 @@ def movement(old: Means, new: Means) -> dict[str, float | None]:
 
 
 def class_record(domains: Sequence[Domain]) -> dict[str, Any]:
-    """Names of the classes, and their superclasses where they are known to have some."""
+    """Names of the classes, and their superclasses if some are known."""
     names = class_names(domains[0].name, domains[0].class_names)
     return {"names": names, "superclasses": official_superclasses(names)}

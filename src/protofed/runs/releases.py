@@ -19,20 +19,20 @@ from protofed.engines import Trained
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.wire import Size, encoded_size
 from protofed.errors import UserError
-from protofed.method import Mean, Tree
+from protofed.method import Each, Mean, Tree
 from protofed.ops import random
 from protofed.privacy import Privacy, accounting
 from protofed.privacy.accounting import NO_STEPS, NOTHING, PaidSteps
 from protofed.privacy.ledger import LEDGER, Released, SpendingLedger, digest_of
 from protofed.privacy.noise import seeded, seeded_laplace
-from protofed.privacy.release import Layout, noised_sum, signal_to_noise
+from protofed.privacy.release import Layout, noised_sum, over_clients, signal_to_noise, with_models
 from protofed.privacy.shared import honest_answers, longest, noised_grid, share_of_noise
 from protofed.privacy.worth import Statistics, groups_of, largest, scale_of_choice, worths
 from protofed.runs.budget import choice_of, noise_of, steps_of
 from protofed.runs.cohort import draw_cohort
 from protofed.runs.dpsgd import NoisySteps
 from protofed.runs.noised import layout_of, vector_of_samples
-from protofed.runs.securesum import KIND
+from protofed.runs.securesum import KIND, cut_note
 
 ASIDE = ("engine", "evaluate", "record", "join", "device")  # what results do not depend on
 CUT = 0.01  # a clip that leaves less than this of every upload is probably a mistake
@@ -53,6 +53,7 @@ class Noisy(NamedTuple):
     total: Tensor
     spread: float  # standard deviation of the noise in the sum
     singles: list[Tensor]
+    models: Sequence[Mean | Each] = ()  # that were trained in steps with noise, over all clients
     uneven: float = 1.0  # the root of the mean square of all numbers' noise, over `spread`
 
     @property
@@ -166,7 +167,8 @@ class Releases:
                 trained = self.training.once_more(attempt, again)
             if attempt and (self.training is not None or self.choice):
                 cut = self._cut(layout, trained, cohort, round, attempt, server)
-            made = self._noisy(layout, cut, cohort, round, attempt)
+            models = [] if self.training is None else layout.models(trained.up)
+            made = self._noisy(layout, cut, models, cohort, round, attempt)
             if any(not bool(torch.isfinite(one).all()) for one in (made.total, *made.singles)):
                 raise UserError("[privacy]: an upload is not finite. Use a lower optimizer.lr.")
             states = [] if self.training is None else tree_leaves((trained.clients, trained.up))
@@ -179,11 +181,10 @@ class Releases:
                 self.ledger.add(self._line(layout, round + 1, attempt, cohort, digest, made))
         if self.privacy.adaptive:
             self.clip = layout.next_clip(made.total, len(cohort))
-        rows = None
         if self.training is not None:
             self.training.released()
-            rows = tree_map(torch.Tensor.cpu, trained.up)
-        up = layout.opened(made.total.cpu(), len(cohort), made.spread, [one.cpu() for one in made.singles], rows)
+        total, singles, known = (tree_map(torch.Tensor.cpu, part) for part in (made.total, made.singles, made.models))
+        up = layout.opened(total, len(cohort), made.spread, singles, known)
         return tree_map(lambda tensor: tensor.to(self.engine.federation.device), up), trained
 
     def _line(
@@ -199,28 +200,39 @@ class Releases:
         noise = 0.0 if self.noise == NOTHING else self.noise
         return Released(round, attempt, tuple(cohort), digest, ratio, noise, *steps, signal)
 
-    def _noisy(self, layout: Layout, cut: Cut, cohort: Sequence[int], round: int, attempt: int) -> Noisy:
-        """These vectors with noise; under a secure sum, only their sum."""
+    def _noisy(
+        self,
+        layout: Layout,
+        cut: Cut,
+        models: Sequence[Mean | Each],
+        cohort: Sequence[int],
+        round: int,
+        attempt: int,
+    ) -> Noisy:
+        """These vectors with noise, and models that were trained in steps with noise; under a secure sum, only sums."""
         draw = partial(self._draw, round, attempt, cohort)
         one = encoded_size(layout.sent())
-        if not layout.size:  # nothing but what was trained in steps with noise
-            self.sent = one.times(len(cohort))
-            return Noisy(torch.zeros(0, dtype=torch.float64), 0.0, [])
+        answers = honest_answers(self.privacy, self.cohort) if self.privacy.secure_sum else 1
+        made = Noisy(torch.zeros(0, dtype=torch.float64), 0.0, [])
+        if layout.size:  # else there is nothing but models
+            made = Noisy(*noised_sum(layout, cut.vectors, self.noise, draw, answers, cut.uneven))
         if not self.privacy.secure_sum:
             self.sent = one.times(len(cohort))
             more = torch.stack(cut.uneven).square().mean().sqrt().item() if cut.uneven else 1.0
-            return Noisy(*noised_sum(layout, cut.vectors, self.noise, draw, uneven=cut.uneven), more)
+            return made._replace(models=over_clients(models), uneven=more)
         from protofed.privacy.simulated import SimulatedSums  # needs the packages of secure sums
 
-        answers = honest_answers(self.now, self.cohort)
-        _, spread, singles = noised_sum(layout, cut.vectors, self.noise, draw, answers)
         self._sums = self._sums or SimulatedSums(self.privacy, self.cohort)
-        rows = Mean(torch.stack(singles), torch.ones(len(singles)))
-        grid = noised_grid(self.now, self.noise, self.cohort)
+        noised = Mean(torch.stack(made.singles), torch.ones(len(cohort))) if layout.size else None
+        rows = noised if self.training is None else with_models(noised, models)
+        grid = noised_grid(self.now, self.noise, self.cohort, len(models))
         opened, traffic = self._sums.sum(rows, cohort, round, grid.caps, grid)
+        if opened.cut:
+            self.tell(cut_note(round + 1, opened.cut, self.privacy.range))
         self.sent = Size(traffic.up, one.params * len(cohort), {KIND: traffic.up})
         self.received = Size(traffic.down, 0, {KIND: traffic.down})
-        return Noisy(opened.up.total, spread, [])
+        known, total = opened.up if self.training is not None else {"noised": opened.up}, made.total
+        return Noisy(known["noised"].total if layout.size else total, made.spread, [], known.get("models", ()))
 
     def _draw(self, round: int, attempt: int, cohort: Sequence[int], place: int, many: int) -> Tensor:
         number = cohort[place] if place >= 0 else -1
@@ -279,11 +291,11 @@ class Releases:
         """What a summary says of the promise and of what was spent."""
         privacy, lines = self.privacy, self.ledger.lines
         shares: dict[str, Any] = {}
-        if privacy.where == "sum":
+        if privacy.where == "sum" and self.noise != NOTHING:
             shares = {"share": share_of_noise(privacy, self.noise, self.cohort) / privacy.clip}
             shares |= {"honest_answers": honest_answers(privacy, self.cohort)}
         if self.steps.many:
-            shares = {"sgd_rate": self.steps.rate, "sgd_clip": privacy.sgd_clip, "sgd_noise": self.steps.noise}
+            shares |= {"sgd_rate": self.steps.rate, "sgd_clip": privacy.sgd_clip, "sgd_noise": self.steps.noise}
             shares |= {"steps": self.steps.many, "steps_of_one": self.steps.many * self.ledger.most()}
             shares |= {"signal_to_noise_steps": [line.step_signal for line in lines]}
         if self.choice:

@@ -1,4 +1,4 @@
-"""What a run needs to know of robust rules and of attackers."""
+"""What a run needs to know about robust rules and attackers."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ from protofed.runs.securesum import check_summable
 
 
 def attackers_of(experiment: Experiment, samples: Sequence[int]) -> frozenset[int]:
-    """The clients of a simulation that attack, where all clients have so many training samples."""
+    """The clients of a simulation that attack, given the number of training samples of each client."""
     there = {number: samples[number] for number in taking_part(experiment)} if experiment.attack.on else {}
     return attackers(experiment.attack, experiment.seed, there)
 
 
 def check_rule(experiment: Experiment, engine: ReferenceEngine) -> None:
-    """A robust rule or a secure sum must know what to do with what this method sends: seen on an upload of nothing."""
+    """Check that a robust rule or a secure sum can combine what this method sends; tested on an upload of zeros."""
     if experiment.robust.rule == "none" and not experiment.privacy.secure_sum:
         return
     method, model = experiment.method, engine.model(0)

@@ -1,4 +1,4 @@
-"""What a run has learnt so far: its last whole checkpoint, read without a lock, while it runs or after."""
+"""What a run has learnt so far: its last whole checkpoint, read without a lock, during the run or after it."""
 
 import json
 import time
@@ -34,8 +34,8 @@ class Saved(NamedTuple):
 def read_checkpoint(
     run: str | Path, trust: bool = False, tell: Callable[[str], None] = lambda text: None, device: str | None = None
 ) -> Saved:
-    """The last checkpoint of a run; a UserError where it is not whole, or the run names code that is not the user's own
-    and not trusted. `tell` hears which code is imported, before it is. `device`: another than the experiment's."""
+    """The last checkpoint of a run. A UserError if it is not whole, or if the run names code that is neither the user's
+    own nor trusted. `tell` hears which code is imported, before it is. `device` replaces the experiment's."""
     folder = RunFolder(Path(run))
     if not folder.exists:
         raise UserError(f"{run} is not a run: it has no experiment.toml. Name the folder of a run, such as runs/NAME.")
@@ -60,7 +60,7 @@ def read_checkpoint(
 
 
 def newest(folder: RunFolder, experiment: Experiment, state: State | None, remarks: Sequence[str]) -> State:
-    """The state that a run ended with or stands at; a UserError where only an older one, or none, is whole."""
+    """The state that a run ended with or has reached; a UserError if only an older one, or none, is whole."""
     why = "; ".join(remark.partition(";")[0] for remark in remarks)
     if state is None:
         why = f" ({why})" if why else ""
@@ -79,7 +79,7 @@ def newest(folder: RunFolder, experiment: Experiment, state: State | None, remar
 
 
 def inputs_of_run(saved: Saved, data_dir: Path | None = None) -> dict[str, Any]:
-    """Class names, and how the inputs of each domain are scaled; of an older run, from its data."""
+    """Class names, and how the inputs of each domain are scaled; for an older run, computed from its data."""
     path = saved.folder.file("inputs.json")
     if path.is_file():
         try:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: every file of it has a hash, so that a flipped bit anywhere is noticed."""
+"""Checkpoints that check themselves: every file has a hash, so a flipped bit anywhere is noticed."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def state_files(
 
 
 def read_state(checkpoint: Path) -> StateFile:
-    """state.json as it was written; one of DAMAGE where it is not."""
+    """state.json as it was written; raises one of DAMAGE if it is not."""
     text, seal = (checkpoint / STATE).read_bytes(), checkpoint / SEAL
     if seal.exists() and seal.read_bytes() != _line(text):
         raise ValueError(f"{STATE} is not what was written")
@@ -70,7 +70,7 @@ def _seals(table: Mapping[str, Any]) -> dict[str, Seal]:
 
 
 def sealed_part(checkpoint: Path, name: str, about: StateFile) -> bytes:
-    """A file of a checkpoint as it was written."""
+    """A file of a checkpoint, as it was written."""
     content = (checkpoint / name).read_bytes()
     if Seal(len(content), _hash(content)) != about.files[name]:
         raise ValueError(f"{name} is not what was written")
@@ -78,14 +78,14 @@ def sealed_part(checkpoint: Path, name: str, about: StateFile) -> bytes:
 
 
 def verify_file(path: Path, seal: Seal) -> None:
-    """A ValueError unless a file, which may be large, is as it was written."""
+    """Raise ValueError unless a file, which may be large, is as it was written."""
     with open(path, "rb") as file:
         if Seal(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()) != seal:
             raise ValueError(f"{path.name} is not what was written")
 
 
 def inside(place: RecordPlace, about: StateFile) -> RecordPlace:
-    """A ValueError unless a client's record lies inside its segment."""
+    """Raise ValueError unless a client's record lies inside its segment."""
     if place.offset < 0 or place.length < 1 or place.offset + place.length > about.segments[place.segment].bytes:
         raise ValueError("a client's state is said to lie where there is none")
     return place

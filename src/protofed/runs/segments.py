@@ -14,7 +14,7 @@ FILES = "[0-9]*.bin"
 
 
 class RecordPlace(NamedTuple):
-    """Where a record lies."""
+    """Where a record is."""
 
     segment: int
     offset: int
@@ -22,14 +22,14 @@ class RecordPlace(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """What a file must be."""
+    """What a file has to be."""
 
     bytes: int
     sha256: str
 
 
 class _Open(NamedTuple):
-    """The segment being written, how far it is whole, and the hash of all that."""
+    """The segment that is being written, how much of it is whole, and the hash of that."""
 
     number: int
     file: FileIO
@@ -38,7 +38,7 @@ class _Open(NamedTuple):
 
 
 class Segments:
-    """The segments of a folder: any number that are sealed, and one that is being written."""
+    """The segments of a folder: any number of sealed ones, and one that is being written."""
 
     def __init__(self, path: Path, sealed: Mapping[int, Seal] | None = None) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Segments:
         self._open: _Open | None = None  # replaced whole, so that an interruption finds the old one or the new one
 
     def append(self, record: bytes) -> RecordPlace:
-        """Write a record behind the others; it counts only once all of it is written."""
+        """Append a record; it counts only once all of it is written."""
         now = self._open or self._start()
         done = 0
         while done < len(record):
@@ -79,7 +79,7 @@ class Segments:
         return self._open.end if self._open else 0
 
     def seal(self) -> None:
-        """What was written is on the disk under its own name, and stays as it is."""
+        """Put what was written on the disk under its final name, where it stays as it is."""
         if self._open is None:
             return
         number, file, end, hash = self._open
@@ -94,11 +94,11 @@ class Segments:
         file.close()
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Forget the sealed segments but these; their files are left to whoever else uses them."""
+        """Forget all sealed segments except these; their files are left to others that use them."""
         self.sealed = {number: self.sealed[number] for number in sorted(numbers)}
 
     def close(self) -> None:
-        """Throw away what was not sealed."""
+        """Discard what was not sealed."""
         if self._open is not None:
             _scratch(self.file(self._open.number)).unlink(missing_ok=True)
             self._open.file.close()

@@ -1,4 +1,4 @@
-"""Who takes part in a round: by chance, by size, by loss, or as a function of the user's own says."""
+"""Who takes part in a round: chosen at random, by size, by loss, or by the user's own function."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -20,29 +20,29 @@ Totals = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """What a function of the user's own chooses the clients of a round from."""
+    """What a user's own function chooses the clients of a round from."""
 
     round: int
-    """From 0."""
+    """Counted from 0."""
     clients: Sequence[int]
     """Who may take part, in ascending order."""
     size: int
-    """How many take part as the experiment's `participation` says; it may return more or fewer."""
+    """Number that take part according to the experiment's `participation`; the function may return more or fewer."""
     samples: dict[int, int]
-    """Every client's training samples."""
+    """Training samples of every client."""
     losses: dict[int, float]
-    """The mean loss of each client when it last trained; whoever never did is not there."""
+    """The mean loss of each client when it last trained; clients that never did are missing."""
     rounds: dict[int, int]
-    """In how many rounds each client took part; whoever never did is not there."""
+    """The number of rounds in which each client took part; clients that never did are missing."""
     seed: int
-    """For `numpy.random.default_rng`: another one in every round, the same when the run is repeated or resumed."""
+    """For `numpy.random.default_rng`: different in every round, the same when the run is repeated or resumed."""
 
 
 Choose = Callable[[Turn], Iterable[int]]
 
 
 def own_rule(name: str, handed: Choose | None = None) -> Choose:
-    """A function by its import path, or as a script hands it in."""
+    """A function by its import path, or as a script gives it."""
     if handed is not None:
         return handed
     if name.startswith(MEMORY):
@@ -54,7 +54,7 @@ def own_rule(name: str, handed: Choose | None = None) -> Choose:
 
 
 class Selector:
-    """Draws the cohort of every round from the experiment and from what the run keeps of the rounds before."""
+    """Draws every round's cohort from the experiment and from what the run remembers of earlier rounds."""
 
     def __init__(self, experiment: Experiment, engine: Engine, handed: Choose | None = None) -> None:
         """`handed`: a function that is not named by an import path."""
@@ -70,7 +70,7 @@ class Selector:
         return on_time(self.experiment, round, self._drawn(round, totals))
 
     def _drawn(self, round: int, totals: Totals) -> list[int]:
-        """The clients that are asked."""
+        """The clients that are asked to take part."""
         if self.rule == "random":
             return draw_cohort(self.experiment, round)
         if self.own is not None:
@@ -84,7 +84,7 @@ class Selector:
         return sorted(drawn[: self.size])
 
     def remembered(self, before: Totals, trained: Trained, cohort: Sequence[int]) -> Totals:
-        """What later rounds need of this one: who had which loss."""
+        """Remember what later rounds need of this one: each client's loss."""
         if self.rule in ("random", "size") or trained.secure:
             return {}
         total, weight = (part.tolist() for part in trained.loss)
@@ -92,7 +92,7 @@ class Selector:
         return {"losses": before.get("losses", {}) | new}
 
     def _by_size(self, round: int, many: int) -> list[int]:
-        """So many clients, drawn one after another in proportion to their samples; those without come last."""
+        """Draw this many clients one after another in proportion to their samples; those without any come last."""
         key = random.key(self.experiment.seed, "cohort", round)
         draws = (random.bits(key, len(self.there)).double() + 0.5) / (random.WORD + 1)
         # The smallest of -log(u) / samples is each client with a chance proportional to its samples, and so on.

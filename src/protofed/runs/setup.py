@@ -1,4 +1,4 @@
-"""From an experiment to all that its run needs, checked: data, who has what, and an engine."""
+"""From an experiment to everything that its run needs, checked: data, partition and engine."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ SMALL = 200_000  # parameters, up to which training clients at once pays on a CP
 
 
 class Prepared(NamedTuple):
-    """All that a run needs, checked."""
+    """Everything that a run needs, checked."""
 
     domains: list[Domain]
     split: Split
@@ -61,12 +61,12 @@ class Prepared(NamedTuple):
     builders: Sequence[Builder] = ()  # per client: the name of its model, and how to build all of it
     modules: Sequence[Handed] | None = None  # per client, where a script handed them in
     choose: Choose | None = None  # who takes part, where a script handed in a function for it
-    data_here: bool = True  # else clients keep theirs to themselves, and nobody knows the partition
+    data_here: bool = True  # otherwise clients keep their data to themselves, and nobody knows the partition
     releases: MakeReleases | None = None  # where noise is added elsewhere: what is noted of it here
 
     @property
     def reference(self) -> ReferenceEngine:
-        """One client after another on this machine, whatever the engine."""
+        """The reference engine, which runs clients one after another on this machine, whatever the run's engine."""
         engine = self.engine.reference if isinstance(self.engine, OnReference) else self.engine
         assert isinstance(engine, ReferenceEngine)
         return engine
@@ -77,13 +77,13 @@ class Prepared(NamedTuple):
         return fresh(lambda: self.builders[client][1](shape, classes), self.engine.specs()[0].seed)
 
     def personal(self, client: int, state: Client) -> nn.Module:
-        """A client's trained model as plain PyTorch, in its own class; of a method with a second one, the personal."""
+        """A client's trained model as plain PyTorch, in its own class; with a second model, the personal one."""
         second = under(state.params, "personal.", strip=True)
         return plain(self.module(client), state.params | second, state.buffers)
 
 
 def names_of_clients(prepared: Prepared) -> Sequence[str]:
-    """What clients are called."""
+    """The names of the clients."""
     domains, split = prepared.domains, prepared.split
     return client_names(domains, split.domain) if domains[0].computed is None else prepared.reference.federation.names
 
@@ -91,7 +91,7 @@ def names_of_clients(prepared: Prepared) -> Sequence[str]:
 def prepare_split(
     experiment: Experiment, data_dir: Path | None = None, domains: list[Domain] | None = None
 ) -> tuple[list[Domain], Split]:
-    """Who has what in this experiment."""
+    """The partition of this experiment."""
     domains = domains or load(experiment.data, data_dir)
     if not any(choice.takes_tokens for choice in experiment.model):
         domains = [domain.as_numbers() for domain in domains]
@@ -217,7 +217,7 @@ def _worker(
     workers: int,
     shares: int,
 ) -> Made:
-    """The same experiment on the machine of a worker; relative paths mean what they mean where the run was started."""
+    """The same experiment on a worker's machine; relative paths refer to where the run was started."""
     if folder.is_dir():
         os.chdir(folder)
     plan = replace(experiment, engine=replace(experiment.engine, threads=workers))
@@ -228,12 +228,12 @@ def _worker(
 
 
 def _data(split: Split) -> str:
-    """What must be the same on all machines."""
+    """What has to be the same on all machines."""
     return f"{split.hash} {split.fingerprint}"
 
 
 def _largest(engine: Engine) -> int:
-    """Parameters of the largest model."""
+    """The parameters of the largest model."""
     return max(sum(p.numel() for p in spec.params.values()) for spec in engine.specs())
 
 

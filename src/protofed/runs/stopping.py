@@ -23,7 +23,7 @@ class Stopper:
         self._number = MEASURED[self.rule.by]
 
     def remembered(self, before: Totals, line: dict[str, Any]) -> Totals:
-        """The best round after this one, which `line` is of."""
+        """The best round so far, given the `line` of this one."""
         if not self.rule.patience:
             return {}
         best, now = before.get("best"), line.get(self._number)
@@ -32,7 +32,7 @@ class Stopper:
         return {} if best is None else {"best": best}
 
     def why(self, round: int, totals: Totals) -> str:
-        """Why there is no round after `round` rounds; empty if there is."""
+        """Why no round follows after `round` rounds; empty if one does."""
         best = totals.get("best") if self.rule.patience else None
         if best is None or round - best["round"] < self.rule.patience:
             return ""

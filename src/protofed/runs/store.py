@@ -15,7 +15,7 @@ from protofed.errors import UserError, option
 from protofed.method import Client
 from protofed.runs.segments import RecordPlace, Seal, Segments
 
-SHARE = 8  # of the memory that is free, one part in so many is for client states
+SHARE = 8  # client states get 1 / SHARE of the free memory
 MOST = 512 * 2**20  # bytes on a CPU, beyond which the system's own cache of files does as well
 WASTE = 64 * 2**20  # bytes of outdated records that are not worth a rewriting
 MANY = 256  # segments, from which on they are joined
@@ -83,7 +83,7 @@ class ClientStore(MutableMapping[int, Client]):
     # memory
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Bring those of these clients into memory that are only on disk, in the order in which they lie there."""
+        """Bring those of these clients into memory that are only on disk, in the order in which they are stored."""
         missing = {self.index[n]: n for n in numbers if n in self.index and n not in self._memory}
         for place, record in self.segments.read(missing):
             try:
@@ -96,7 +96,7 @@ class ClientStore(MutableMapping[int, Client]):
             self._hold(missing[place], tree_map(lambda tensor: tensor.to(self.device), client))
 
     def _hold(self, number: int, client: Client) -> None:
-        """Keep a state in memory; for it, those leave that were not used for longest."""
+        """Keep a state in memory; the states that were unused for longest make room for it."""
         size = _bytes(client)
         self.bytes += size - self._memory.get(number, (None, 0))[1]
         self._memory[number] = client, size
@@ -114,7 +114,7 @@ class ClientStore(MutableMapping[int, Client]):
     # rounds
 
     def begin(self, round: int) -> None:
-        """What was put so far counts; what is put from now on belongs to this round."""
+        """Make what was put so far count; what is put from now on belongs to this round."""
         self._settle()
         self._put = _Put(round, {})
 
@@ -124,7 +124,7 @@ class ClientStore(MutableMapping[int, Client]):
             self._dirty.add(number)
 
     def save(self, round: int) -> None:
-        """All states up to this round are on disk, in sealed segments, most of whose bytes are in use."""
+        """Put all states up to this round on disk, in sealed segments most of whose bytes are in use."""
         if self._put.round <= round:
             self.begin(self._put.round)
         for number in sorted(self._dirty):
@@ -137,21 +137,21 @@ class ClientStore(MutableMapping[int, Client]):
         self.segments.keep(self._live())
 
     def _live(self) -> Counter[int]:
-        """Bytes of each segment that hold a client's latest state."""
+        """For each segment, the bytes that hold a client's latest state."""
         live: Counter[int] = Counter()
         for place in self.index.values():
             live[place.segment] += place.length
         return live
 
     def _rewrite(self) -> None:
-        """Every client's latest state into the open segment, one at a time."""
+        """Write every client's latest state into the open segment, one at a time."""
         old = {place: number for number, place in self.index.items() if place.segment in self.segments.sealed}
         for place, record in self.segments.read(old):
             self.index[old[place]] = self.segments.append(record)
 
     @property
     def unsaved(self) -> int:
-        """Bytes that are in memory only."""
+        """Bytes that are only in memory."""
         sizes = {number: self._memory[number][1] for number in self._dirty}
         sizes |= {number: _bytes(client) for number, client in self._put.states.items()}
         return sum(sizes.values())
@@ -162,7 +162,7 @@ class ClientStore(MutableMapping[int, Client]):
         return self.segments.written
 
     def close(self) -> None:
-        """Throw away what was written since the last save."""
+        """Discard what was written since the last save."""
         self.segments.close()
 
 
@@ -171,11 +171,11 @@ def _bytes(client: Client) -> int:
 
 
 def fits(size: int, folder: Path) -> bool:
-    """Whether a disk has room for so many bytes, and as many again for whoever else writes there."""
+    """Whether a disk has room for this many bytes, and as many again for other programs that write there."""
     return not size or 2 * size <= shutil.disk_usage(folder).free
 
 
 def _room(device: torch.device) -> int:
-    """Bytes that client states may take in memory."""
+    """Bytes of memory that client states may take."""
     share = max(0, free(device) // SHARE)
     return share if device.type == "cuda" else min(MOST, share)

@@ -9,7 +9,8 @@ Paces = Callable[[int, Sequence[int]], list[float]]
 
 
 def paces_of(experiment: Experiment) -> Paces | None:
-    """The share of its steps that each of some clients takes in a round; None: everybody takes all of them.
+    """The share of its steps that each of some clients takes in a round; None: all clients take all of them. It depends
+    only on seed, round and client. After the last round, no client is late.
 
     It depends on seed, round and client alone. After the last round nobody is late."""
     late = experiment.stragglers
@@ -30,7 +31,7 @@ def paces_of(experiment: Experiment) -> Paces | None:
 
 
 def on_time(experiment: Experiment, round: int, cohort: list[int]) -> list[int]:
-    """Those of a cohort that answer by the deadline."""
+    """The clients of a cohort that answer by the deadline."""
     paces = paces_of(experiment) if experiment.stragglers.late == "drop" else None
     if paces is None:
         return cohort

@@ -30,7 +30,7 @@ OF_A_RUN = ("environment.json", "rounds.jsonl", "summary.json", "checkpoints")  
 
 
 class Use(NamedTuple):
-    """Code, or a library, that an experiment makes use of."""
+    """Code, or a library, that an experiment uses."""
 
     key: str  # in the experiment: "model.name"
     name: str
@@ -39,7 +39,7 @@ class Use(NamedTuple):
 
     @property
     def said(self) -> str:
-        """For a person, in one line."""
+        """One line for a person."""
         how = ", ".join(f"{key} = {value!r}" for key, value in self.options.items())
         how = f" ({how[:SHOWN]})" if how else ""
         if not self.path:
@@ -50,7 +50,7 @@ class Use(NamedTuple):
 
     @property
     def note(self) -> dict[str, Any]:
-        """All that must be the same for it to be one's own."""
+        """Everything that has to be the same for it to be the user's own."""
         files = {str(file.resolve()): _hash(file) for file in files_of(self.path)} if self.path else {}
         return {**self._asdict(), "files": files}
 
@@ -121,7 +121,7 @@ def _place(note: Mapping[str, Any]) -> Path:
 
 
 def known(use: Use) -> bool:
-    """Whether exactly this was run here before."""
+    """Whether exactly this code was run here before."""
     try:
         return _place(use.note).is_file()
     except (OSError, RuntimeError):  # a file that cannot be read; nobody's home
@@ -129,7 +129,7 @@ def known(use: Use) -> bool:
 
 
 def remember(experiment: Experiment, where: Path, tell: Callable[[str], None]) -> None:
-    """The code of an experiment that the user runs is the user's own from now on."""
+    """Remember that the code of an experiment that the user runs is the user's own."""
     for use in uses(tomllib.loads(experiment.to_toml())):
         _remember(use, where, tell)
 
@@ -180,8 +180,8 @@ def trusted_experiment(
     tell: Callable[[str], None] = lambda text: None,
     folder: Path | None = None,
 ) -> Experiment:
-    """The experiment that a user names. One that lies in a run's folder is that folder's, such as `folder`, which is to
-    be gone on with; all others are the user's own."""
+    """The experiment that a user names. One in a run's folder, such as the `folder` that is resumed, belongs to that
+    folder; all others are the user's own."""
     path = find(source)
     of_a_run = any((path.parent / name).exists() for name in OF_A_RUN)
     if path.name != "experiment.toml" or not (of_a_run or path == (folder or Path()) / path.name):
@@ -198,8 +198,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def tables_of_run(path: Path) -> dict[str, Any]:
-    """The tables of a run's experiment.toml. It has every key of its method, except those that came after it was made:
-    for these, how the method was before."""
+    """The tables of a run's experiment.toml, which has every key of its method. Keys that were added after the run get
+    the value that the method had before."""
     tables = read_toml(path)
     method = _table(tables.get("method"))
     before = BEFORE.get(str(method.get("name")), {})
@@ -207,7 +207,7 @@ def tables_of_run(path: Path) -> dict[str, Any]:
 
 
 def settings_of_run(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key of an experiment with its value; what is code stays a name, and nothing is imported."""
+    """Every key of an experiment with its value; code stays a name, and nothing is imported."""
     keys = {use.key.partition(".")[0] for use in uses(raw)} & {"method", "model"}
     own = {key: raw[key] if isinstance(raw[key], list) else dict(_table(raw[key])) for key in keys}
     with only_these(()):

@@ -1,4 +1,4 @@
-"""Who is told what happens in a run, as it happens."""
+"""Observers that are told what happens in a run, as it happens."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from protofed.config.experiment import Experiment
 
 
 class Watch:
-    """Told what happens in a run; does nothing with it."""
+    """Is told what happens in a run, and does nothing with it."""
 
     def opened(self, folder: Path) -> None: ...
     def start(self, experiment: Experiment, done: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Which cells are given to a worker together, to be trained as one program."""
+"""Which cells go to a worker together, to be trained as one program."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def kind_of_run(experiment: Experiment) -> str | None:
-    """What runs that are trained together have in common; None: this one is trained by itself."""
+    """What runs have to share to be trained together; None: this one is trained by itself."""
     plain = all(choice.known for choice in experiment.model) and not experiment.by_client and not experiment.attack.on
     stacked = experiment.engine.name in ("auto", "stacked") and experiment.method.stackable
     if not (plain and stacked) or experiment.evaluate.theory:
@@ -37,7 +37,8 @@ def kind_of_run(experiment: Experiment) -> str | None:
 
 
 def bundled(cells: Sequence[tuple[T, Experiment]], jobs: int) -> list[list[T]]:
-    """Cells of one kind together, in the order of their first; cut only if there are fewer kinds than workers."""
+    """Groups of cells of one kind, in the order of their first cell; groups are cut only if there are fewer kinds than
+    workers."""
     kinds: dict[str, list[T]] = {}
     for number, (cell, experiment) in enumerate(cells):
         kinds.setdefault(kind_of_run(experiment) or f"alone {number}", []).append(cell)

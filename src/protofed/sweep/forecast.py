@@ -1,4 +1,4 @@
-"""How long a sweep will take: from the rounds that its cells have done, or from a short trial of those without any."""
+"""How long a sweep will take: from the rounds that its cells have done, or from a short trial of cells without any."""
 
 import tempfile
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from protofed.runs.numbers import duration
 from protofed.runs.probes import NO_PROBES, Probes
 from protofed.runs.watch import Watch
 from protofed.sweep.plan import Cell
+from protofed.sweep.progress import Estimate, apart_from_seed
 from protofed.sweep.run import share_out
-from protofed.sweep.view import Estimate, apart_from_seed
 from protofed.sweep.watch import SweepWatch
 from protofed.sweep.workers import Placed
 
@@ -41,7 +41,7 @@ def forecast(
     watch: SweepWatch | None = None,
     probes: Probes = NO_PROBES,
 ) -> str:
-    """The time that the rest of these cells will take, and where that is known from."""
+    """The time that the rest of these cells will take, and where that number comes from."""
     cells = {p.folder: p for p in placed}.values()
     left = [p for p in cells if not RunFolder(p.folder).finished]
     if not left:
@@ -77,13 +77,13 @@ def forecast(
 
 
 def _pace(seconds: Sequence[float]) -> float:
-    """Seconds of a round, without the first where there are others: it compiles."""
+    """Seconds per round, without the first one if there are others, because it compiles."""
     later = sorted(seconds[1:] or seconds)
     return sum(later) / len(later)
 
 
 def _try(cell: Cell, data_dir: Path | None, cores: int, probes: Probes) -> list[float]:
-    """The seconds of the first rounds of a cell, run in a folder that is thrown away."""
+    """The seconds of a cell's first rounds, run in a folder that is then removed."""
     watch = _Few()
     with tempfile.TemporaryDirectory(prefix="protofed-trial-") as folder:
         try:

@@ -57,7 +57,7 @@ def seats(
     cores: int,
     probes: Probes,
 ) -> Iterator[Seat | UserError]:
-    """Prepare these cells, whose data is loaded once; an error takes the place of a cell that cannot be."""
+    """Prepare these cells, loading their data once; a cell that cannot be prepared gets an error instead."""
     domains = None
     for experiment, folder, watch in orders:
         try:
@@ -78,7 +78,8 @@ def that_fit(seats: Sequence[Seat]) -> int:
 
 
 def together(seats: Sequence[Seat], cores: int, probes: Probes, ended: Callable[[int, Any], None]) -> bool:
-    """Train these cells together, if that pays; whether it did. `ended` hears of each cell's result, or its error."""
+    """Train these cells together if that pays; returns whether it did. `ended` hears each cell's result, or its
+    error."""
     one_by_one = (
         seat.engine.sizes.chunk == 1
         or seat.engine.why_not(seat.experiment.method)
@@ -118,7 +119,7 @@ def _work(number: int, seat: Seat, probes: Probes, ended: Callable[[int, Any], N
 
 @contextlib.contextmanager
 def _saying_stop(seats: Sequence[Seat]) -> Iterator[None]:
-    """The first Ctrl-C lets the round end in all cells, the second stops them at once."""
+    """On the first Ctrl-C, all cells end their round; on the second, they stop at once."""
 
     def ask() -> None:
         if seats[0].stop.is_set():
@@ -132,7 +133,7 @@ def _saying_stop(seats: Sequence[Seat]) -> Iterator[None]:
 
 def _worth_it(fusion: Fusion, seats: Sequence[Seat]) -> bool:
     """Whether cells are trained together: found by a few steps, and kept with the cells, because sums may round
-    differently. Then whether steps are compiled."""
+    differently. The same then decides whether steps are compiled."""
     before = [kept_choice(seat.folder) for seat in seats]
     said = [bool(choice["together"]) for choice in before if "together" in choice]
     servers = [seat.experiment.method.init_server(seat.engine.specs()[0]) for seat in seats]

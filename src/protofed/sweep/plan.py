@@ -19,7 +19,7 @@ from protofed.config.registry import find_method, is_method
 from protofed.errors import UserError, did_you_mean
 from protofed.methods import METHODS
 from protofed.runs.trust import trusted_experiment
-from protofed.sweep.tables import (
+from protofed.sweep.sections import (
     checked_methods,
     checked_parameters,
     checked_seeds,
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people read it."""
+        """The cell as people read it."""
         labels = dict(self.labels)
         parts = [labels.pop("experiment"), labels.pop("method")]
         seed = labels.pop("seed")
@@ -49,7 +49,7 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """As its folder is called: readable, with the hash by which it is found."""
+        """The name of its folder: readable, and with the hash by which it is found."""
         return f"{slug(self.name)[:100].rstrip('-')}-{self.hash}"
 
 
@@ -63,15 +63,15 @@ class Sweep:
     """Label -> changes; a label that is a method's name implies method=LABEL."""
     seeds: tuple[int, ...] = (0,)
     changes: tuple[str, ...] = ()
-    """For every cell; a key of [method] goes to the methods that have it."""
+    """Changes for every cell; a key of [method] goes to the methods that have it."""
     parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """A grid: key -> values. A key of [method] goes to the methods that have it."""
     base: Path = Path()
-    """The folder that paths of experiments may be relative to."""
+    """The folder that relative paths of experiments refer to."""
     file: Path | None = None
-    """Where it was read."""
+    """The file it was read from."""
     trust: bool = False
-    """Whether code is imported that an experiment in a run's folder names and that was not run here before."""
+    """Whether to import code that an experiment in a run's folder names and that was never run here."""
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any], *changes: str, trust: bool = False) -> "Sweep":
@@ -99,7 +99,7 @@ class Sweep:
         return sweep
 
     def check(self) -> None:
-        """Raise where a key or a label makes no sense, whatever the experiments say."""
+        """Raise if a key or a label makes no sense, whatever the experiments say."""
         for label, own in self.methods.items():
             method_of(label, own)
             _refuse_fixed(own, ("seed",))
@@ -114,14 +114,14 @@ class Sweep:
         self._check_grid()
 
     def _check_grid(self) -> None:
-        """Raise where a parameter would undo what a label stands for."""
+        """Raise if a parameter would undo what a label stands for."""
         for key, (label, own) in itertools.product(self.parameters, self.methods.items()):
             twice = [word for word in own if _same(key_of(word), key)]
             if twice and method_takes(method_of(label, own), key):
                 raise UserError(f"methods.{label} says {twice[0]!r}, which parameters.{key} would undo. Remove one.")
 
     def check_given(self, changes: Sequence[str]) -> None:
-        """Raise where the file says for some cells what is now given for all."""
+        """Raise if the file sets for some cells what is now given for all."""
         for word in changes:
             key = key_of(word)
             where = [f"parameters.{other}" for other in self.parameters if _same(other, key)]
@@ -131,7 +131,8 @@ class Sweep:
                 raise UserError(f"{word!r}: the sweep's {where[0]} sets {key} too, and would win. Change it there.")
 
     def cells(self, tell: Callable[[str], None] = lambda text: None) -> list[Cell]:
-        """Every run, methods in their order and seeds innermost; a UserError names the cell that cannot be.
+        """Every run, methods in their order and seeds innermost; a UserError names a cell that cannot be built. `tell`
+        hears which code is imported because it is trusted, before it is.
 
         `tell` hears which code is imported because it is trusted, before it is."""
         found = []
@@ -172,14 +173,14 @@ class Sweep:
         return beside if beside.is_file() else find(given)
 
     def _label(self, given: str) -> str:
-        """An experiment's file name, or where two are called alike all that was given."""
+        """An experiment's file name, or the full path if two files have the same name."""
         stems = [Path(other).stem for other in self.experiments]
         return given.removesuffix(".toml") if stems.count(Path(given).stem) > 1 else Path(given).stem
 
 
 def identity(experiment: Experiment) -> str:
-    """The hash of all that defines a run. Keys at their defaults do not count, so that a new key changes no hash; a
-    default that changes is noticed when the run's folder is opened."""
+    """The hash of everything that defines a run. Keys at their defaults do not count, so a new key changes no hash; if
+    a default changes, it is noticed when the run's folder is opened."""
     plain = {
         "clients": experiment.clients,
         "model": [choice.name for choice in experiment.model],
@@ -204,7 +205,7 @@ def _changed(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any
 
 
 def method_of(label: str, own: Sequence[str]) -> str:
-    """Which method a label of the sweep stands for."""
+    """The method that a label of the sweep stands for."""
     named = [word.partition("=")[2].strip().strip("\"'") for word in own if key_of(word) in ("method", "method.name")]
     if is_method(label) and named and named[-1] != label:
         raise UserError(f"methods: {label!r} is a method, but its changes say method={named[-1]}. Use another label.")
@@ -217,13 +218,13 @@ def method_of(label: str, own: Sequence[str]) -> str:
 
 
 def method_takes(method: str, word: str) -> bool:
-    """Whether a method has this key ("method.lam", "method.lam=1"); every method has those outside of [method]."""
+    """Whether a method has this key ("method.lam", "method.lam=1"); every method has the keys outside [method]."""
     key = key_of(word)
     if not key.startswith("method."):
         return True
     name = key.removeprefix("method.")
     if not is_method(method):
-        return name == "preset"  # what it is instead is said elsewhere
+        return name == "preset"  # errors in it are reported elsewhere
     kind = find_method(method)
     return bool(kind.presets) if name == "preset" else name in schema.fields(kind)
 
@@ -233,12 +234,12 @@ def key_of(word: str) -> str:
 
 
 def _same(key: str, other: str) -> bool:
-    """Whether two keys set the same: model is model.name."""
+    """Whether two keys set the same thing: model is model.name."""
     return key.removesuffix(".name") == other.removesuffix(".name")
 
 
 def slug(name: str) -> str:
-    """Letters, digits, dots and dashes."""
+    """The text with only letters, digits, dots and dashes."""
     return re.sub(r"[^A-Za-z0-9._=]+", "-", name).strip("-.").replace("=", "")
 
 

@@ -27,7 +27,7 @@ from protofed.sweep.workers import CellOutcome, Crew, Placed, Share
 
 SHOWN = 5  # damaged cells that are named
 GPU_JOBS = 4  # processes on one GPU
-GPU_SHARED = 0.9  # of a GPU's memory is dealt to them; the rest is for what each keeps beside its tensors
+GPU_SHARED = 0.9  # share of a GPU's memory that they get; the rest is for what each keeps besides its tensors
 GPU_MEMORY = 16 * 2**30  # bytes of a GPU for each of them
 
 
@@ -41,7 +41,8 @@ def run_sweep(
     probes: Probes = NO_PROBES,
     fuse: bool = True,
 ) -> list[CellOutcome]:
-    """Run every cell that is not finished, each in `OUT/<readable>-<hash>`; one outcome a cell, in their order.
+    """Run every cell that is not finished, each in `OUT/<readable>-<hash>`; returns one outcome per cell, in order.
+    `fuse`: train cells that differ only in seed, partition or numbers together, if that is faster.
 
     `fuse`: train cells that differ only in seed, partition or numbers together, if that is faster."""
     out = Path(out)
@@ -61,7 +62,7 @@ def run_sweep(
 
 
 def _by_hand(file: Path) -> bool:
-    """Whether somebody wrote this sweep: what we write is what writing its content again gives."""
+    """Whether a person wrote this file: it is not what we would write for the same content."""
     try:
         content = file.read_text(encoding="utf-8")
         return content != tomli_w.dumps(tomllib.loads(content))
@@ -72,7 +73,7 @@ def _by_hand(file: Path) -> bool:
 
 
 def place(cells: Sequence[Cell], out: Path) -> list[Placed]:
-    """Where every cell is, or will be: a folder is found by its hash, whatever it was called."""
+    """Where every cell is, or will be: a folder is found by its hash, whatever its name."""
     if out.is_file():
         raise UserError(f"{out} is a file. Name a folder for the runs with --out.")
     there = (
@@ -91,7 +92,8 @@ def run_cells(
     probes: Probes = NO_PROBES,
     fuse: bool = True,
 ) -> list[CellOutcome]:
-    """Run cells in folders of one's own choice. `keep` is called when all are possible, before the first starts."""
+    """Run cells in folders of the caller's choice. `keep` is called when all are known to be possible, before the first
+    starts."""
     watch = watch or SweepWatch()
     where = Path(data_dir) if data_dir is not None else None
     todo, kept = check_sweep(placed, where, watch, probes)
@@ -119,7 +121,7 @@ def run_cells(
 def check_sweep(
     placed: Sequence[Placed], data_dir: Path | None, watch: SweepWatch, probes: Probes = NO_PROBES
 ) -> tuple[list[Placed], dict[Path, CellOutcome]]:
-    """What is to be run and what is finished, if all of it is possible."""
+    """The cells to run and the finished ones, if all are possible."""
     kept = {folder: CellOutcome(cell, folder, "kept", summary=done) for (cell, folder), done in finished_cells(placed)}
     todo = list({p.folder: p for p in placed if p.folder not in kept}.values())  # two cells may be the same run
     _note_changed_code(list(kept.values()), watch)
@@ -128,7 +130,7 @@ def check_sweep(
 
 
 def finished_cells(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any]]]:
-    """The cells that need not be run, with their summaries; a UserError where a folder holds something else."""
+    """The cells that need not be run, with their summaries; a UserError if a folder holds something else."""
     found, bad = [], []
     for cell, path in placed:
         folder = RunFolder(path)
@@ -146,7 +148,7 @@ def finished_cells(placed: Sequence[Placed]) -> list[tuple[Placed, dict[str, Any
 
 
 def _note_changed_code(kept: Sequence[CellOutcome], watch: SweepWatch) -> None:
-    """A finished cell stays, whatever became of the method or model of one's own since: say so."""
+    """Say which finished cells stay although the user's own method or model has changed since."""
     changed: dict[str, list[str]] = {}
     for outcome in kept:
         for name in changed_code(RunFolder(outcome.folder)):
@@ -165,7 +167,7 @@ def check_cells(
     watch: SweepWatch,
     probes: Probes = NO_PROBES,
 ) -> None:
-    """Refuse now what would be refused after hours: data, partitions (once for each) and methods, without a GPU."""
+    """Refuse now what would be refused after hours: data, partitions (each checked once) and methods, without a GPU."""
     domains: list[Domain] | None = None
     loaded, splits, done = None, {}, set()
     bad: list[tuple[Cell, UserError]] = []
@@ -186,7 +188,7 @@ def check_cells(
                 done.add(alike)
         except UserError as error:
             bad.append((cell, error))
-        except Exception as error:  # of a method or model of one's own
+        except Exception as error:  # raised by the user's own method or model
             at = traceback.extract_tb(error.__traceback__)[-1]
             bad.append((cell, UserError(f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno}).")))
     watch.checking(len(ordered), len(ordered))
@@ -203,14 +205,14 @@ def check_cells(
 
 
 def _case(cell: Cell) -> tuple[Any, ...]:
-    """All that a split depends on."""
+    """Everything that a partition depends on."""
     plan = cell.experiment
     return str(plan.data), str(plan.partition), plan.clients, plan.seed, plan.evaluate.validation
 
 
 def share_out(cells: Sequence[Cell], jobs: int | None = None) -> list[Share]:
-    """How many processes, and what each has. It does not depend on what is finished: a cell that goes on has the cores
-    it had, and so the same bits."""
+    """The number of processes, and what each gets. It does not depend on what is finished: a resumed cell has the same
+    cores as before, and so gives the same bits."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = {cell.experiment.device for cell in cells}
     gpus = _gpus() if devices - {"cpu"} else []
@@ -228,13 +230,13 @@ def share_out(cells: Sequence[Cell], jobs: int | None = None) -> list[Share]:
 
 
 def _gpus() -> list[str]:
-    """The GPUs that torch sees, by the names that CUDA_VISIBLE_DEVICES knows them by."""
+    """The GPUs that torch sees, by their names in CUDA_VISIBLE_DEVICES."""
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return named or [str(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
 def _write_reason(outcome: CellOutcome, watch: SweepWatch) -> None:
-    """A failure's traceback beside the folder, until it succeeds."""
+    """Keep a failure's traceback next to the folder, until the cell succeeds."""
     path = listing.reason(outcome.folder)
     try:
         if outcome.status == "failed":

@@ -1,4 +1,4 @@
-"""What happens in a sweep, for whoever wants to show it."""
+"""What happens in a sweep, for anything that wants to show it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SweepWatch:
-    """Told what happens in a sweep; does nothing with it."""
+    """Is told what happens in a sweep, and does nothing with it."""
 
     def checking(self, done: int, of: int) -> None: ...
     def start(self, cells: Sequence[Cell], kept: Sequence["CellOutcome"], jobs: int) -> None: ...

@@ -1,4 +1,4 @@
-"""A process that runs cells one after another, as told through a pipe; it ends when the other end is closed."""
+"""A process that runs cells one after another, as instructed through a pipe; it ends when the other end is closed."""
 
 import contextlib
 import gc
@@ -56,7 +56,7 @@ class _Tell(Watch):
 
 
 def main() -> None:
-    """Take orders until there are none."""
+    """Take orders until there are none left."""
     handle = int(sys.argv[1])
     os.set_inheritable(handle, False)  # else a compiler that is still at work would keep the pipe open
     pipe = Connection(handle)
@@ -88,15 +88,15 @@ def main() -> None:
 
 
 def _keep_to(part: float) -> None:
-    """Take no more than this part of a GPU's memory, so that all processes on it find some."""
+    """Take at most this part of a GPU's memory, so that all processes on it get some."""
     if part < 1:
         for number in range(torch.cuda.device_count()):
             torch.cuda.set_per_process_memory_fraction(part, number)
 
 
 def _speak(pipe: Connection, said: "queue.SimpleQueue[tuple[Any, ...] | None]") -> None:
-    """Pass on what is said, in its order. A thread of its own does so because Ctrl-C may interrupt whoever speaks and
-    speak itself: that would wait for a lock for ever, or cut a message in two."""
+    """Pass on messages in their order. A separate thread does so because Ctrl-C may interrupt a speaker and then speak
+    itself, which would wait for a lock forever, or cut a message in two."""
     try:
         while (message := said.get()) is not None:
             pipe.send(message)
@@ -108,7 +108,7 @@ def _speak(pipe: Connection, said: "queue.SimpleQueue[tuple[Any, ...] | None]") 
 
 
 def _listen(pipe: Connection, orders: "queue.SimpleQueue[list[CellOrder] | None]", working: threading.Event) -> None:
-    """When nobody is at the other end any more, end at once: what was saved is whole."""
+    """End at once when nobody is at the other end any more: what was saved is whole."""
     try:
         while True:
             orders.put(pipe.recv())
@@ -119,8 +119,9 @@ def _listen(pipe: Connection, orders: "queue.SimpleQueue[list[CellOrder] | None]
 
 
 def _bundle(orders: list[CellOrder], send: Callable[..., None]) -> None:
-    """Run these cells, together if that pays. Whatever goes wrong in one is a reason, never the end of the sweep."""
-    sys.argv = orders[0].command  # what environment.json shall say
+    """Run these cells, together if that pays. Whatever goes wrong in one becomes its reason; it never ends the
+    sweep."""
+    sys.argv = orders[0].command  # recorded in environment.json
     left = dict(enumerate(orders))
     stopped, before = False, 0
     while len(left) > 1 and len(left) != before and not stopped:
@@ -147,8 +148,8 @@ def _run(order: CellOrder, tell: _Tell) -> Result:
 
 
 def _together(left: dict[int, CellOrder], send: Callable[..., None]) -> bool:
-    """Train as many of these cells together as there is memory for; those that were are no longer left. Whether the
-    user stopped it."""
+    """Train as many of these cells together as fit in memory, and remove those from the list. Returns whether the user
+    stopped it."""
     from protofed.sweep import fused
 
     orders = list(left.items())

@@ -1,4 +1,4 @@
-"""The processes of a sweep: each with its share of the machine, replaced when it dies, gone when the sweep is."""
+"""The processes of a sweep: each has its share of the machine, is replaced when it dies, and ends with the sweep."""
 
 import collections
 import contextlib
@@ -29,14 +29,14 @@ BUSY_SECONDS = 1.0  # until a cell that another process is writing is tried agai
 
 
 class Placed(NamedTuple):
-    """A cell and where it is run."""
+    """A cell and the folder it runs in."""
 
     cell: Cell
     folder: Path
 
 
 class CellOutcome(NamedTuple):
-    """What became of a cell."""
+    """How a cell ended."""
 
     cell: Cell
     folder: Path
@@ -51,10 +51,10 @@ class CellOutcome(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What of the machine a worker has."""
+    """The part of the machine that a worker has."""
 
     cores: int
-    gpu: str | None = None  # for CUDA_VISIBLE_DEVICES; None: whatever there is
+    gpu: str | None = None  # for CUDA_VISIBLE_DEVICES; None: all GPUs
     gpu_part: float = 1.0  # of a GPU's memory
 
 
@@ -98,7 +98,7 @@ class _Worker:
             self.process.send_signal(signal.SIGINT)
 
     def death(self) -> str:
-        """Why it is gone, in words."""
+        """Why it died, in words."""
         code = self.process.wait()
         if code == -signal.SIGKILL:
             return "its process was killed (signal 9): by hand, or because memory ran out"
@@ -129,7 +129,7 @@ class Crew:
         self.stillborn = 0  # workers in a row that died while starting
 
     def work(self, bundles: Sequence[Sequence[Placed]]) -> Iterator[CellOutcome]:
-        """Outcomes as they come; after Ctrl-C those at work are saved, and the others are left."""
+        """Outcomes as they arrive; after Ctrl-C, running cells are saved and the others are left."""
         left = collections.deque(bundles)
         later: list[tuple[float, Placed]] = []  # cells that another process is writing, and when to look again
         with on_interrupt(self._stop):
@@ -164,7 +164,7 @@ class Crew:
                     left.popleft()
 
     def _messages(self) -> Iterator[tuple[_Worker, tuple[Any, ...]]]:
-        """What workers say, and ("gone",) of one that died; its place is taken by another."""
+        """Messages of workers, and ("gone",) for one that died; another takes its place."""
         by_pipe = {worker.pipe: worker for worker in self.workers}
         for pipe in wait(list(by_pipe), timeout=0.5):
             worker = by_pipe[pipe]  # type: ignore[index]
@@ -188,8 +188,8 @@ class Crew:
             self.watch.note(f"{worker.bundle[about[0]].cell.name}: {about[1]}")
 
     def _replace(self, worker: _Worker, left: "collections.deque[Sequence[Placed]]") -> Iterator[CellOutcome]:
-        """Another worker in the place of one that died. Of several cells nobody knows which was to blame: each is run
-        once more, by itself."""
+        """Replace a worker that died. If it had several cells, nobody knows which was to blame: each is run once more,
+        by itself."""
         reason, bundle = worker.death(), list(worker.bundle.values())
         self.workers.remove(worker)
         worker.close()

@@ -55,7 +55,7 @@ def check_method(method: Method, *, private: str | Sequence[str] | None = None) 
 
 
 def _where(error: Exception) -> str:
-    """The last line of the method's own file that it came through, if that is none of protofed's."""
+    """The last line outside protofed and torch that the error passed through."""
     ours = tuple(str(Path(package.__file__ or "").parent) for package in (protofed, torch))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""

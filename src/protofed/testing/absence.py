@@ -1,4 +1,4 @@
-"""Rules about who or what is missing: classes that nobody holds, and clients without samples."""
+"""Rules about what is missing: classes that nobody holds, and clients without samples."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def empty(trial: Trial) -> None:
 
 
 def remembered(tree: Tree, now: Tree) -> Tree:
-    """The tree without the rows of its Means that have weight 0 now."""
+    """The tree without the rows of its Means that now have weight 0."""
 
     def keep(node: Any, other: Any) -> Any:
         if not isinstance(node, Mean):

@@ -16,7 +16,7 @@ from protofed.testing.trial import Trial
 
 
 def values(trial: Trial) -> None:
-    """A method is a value: hashable, frozen, and told apart by its fields alone."""
+    """A method is a value: hashable, frozen, and identified by its fields alone."""
     method, kind = trial.method, type(trial.method)
     known = {field.name for field in fields(method)}
     stray = [

@@ -1,4 +1,4 @@
-"""Rules about what must not matter: a second run, order, grouping, padding, and who is trained beside whom."""
+"""Rules about what must not matter: repetition, order, grouping, padding, and which clients are trained together."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from protofed.testing.trial import COHORT, Trial, padded, state_of
 
 
 def purity(trial: Trial) -> None:
-    """Functions change nothing they are given, and draw no numbers but from keys."""
+    """Functions change nothing that they are given, and draw random numbers only from keys."""
     method, remedy = trial.method, "Make a new tensor or dict in place of changing one (no `x += y`, no `x[i] = y`)."
     for start in (method.init_server, method.init_client):
         spec = trial.spec()
@@ -64,7 +64,7 @@ def grouping(trial: Trial) -> None:
 
 
 def order(trial: Trial) -> None:
-    """The order of clients in a cohort does not matter, but for what the server keeps of the last cohort row by row."""
+    """The order of clients in a cohort does not matter, except for rows that the server keeps of the last cohort."""
     remedy = "Combine by sums, or by the clients' numbers in `cohort`, never by a row's position."
     where, last = "after two rounds with the cohort in other orders, ", (1, 3, 2, 0)
     shuffled, straight = state_of(trial.play((2, 0, 3, 1), last)), state_of(trial.rounds)
@@ -104,7 +104,7 @@ def padding(trial: Trial) -> None:
 
 
 def step(trial: Trial, phase: Phase, client: Client, batch: Batch, down: Tree) -> Tree:
-    """Loss, what it reports, and gradient."""
+    """The loss, what it reports, and its gradient."""
     loss_of = phase.loss or trial.method.loss
 
     def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Tree]]:
@@ -147,6 +147,6 @@ def stacking(trial: Trial) -> None:
 
 
 def padded_to(batch: Batch, size: int) -> Batch:
-    """The batch with zeros that do not count."""
+    """The batch with added zeros that do not count."""
     more = size - len(batch.y)
     return Batch(*(torch.cat([t, t.new_zeros(more, *t.shape[1:])]) for t in batch))

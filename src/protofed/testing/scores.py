@@ -8,7 +8,8 @@ from protofed.testing.trial import CLASSES, NEVER, Trial
 
 
 def predictions(trial: Trial) -> None:
-    """Every client can predict, one that never took part too, and so can the global model; prototypes have a form."""
+    """Every client can predict, including one that never took part, and so can the global model; prototypes have the
+    right form."""
     first, last = trial.rounds[0].server, trial.rounds[-1].after
     taught, new = trial.rounds[-1].updates[0].client, trial.new(NEVER)
     require_scores(trial, "a client before round one", trial.new(0), first, 0, known=False)

@@ -1,4 +1,4 @@
-"""Rules about what travels: its form, that it comes back as it was, and that nothing private is in it."""
+"""Rules about what travels: its form, that it arrives unchanged, and that it contains nothing private."""
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def uploads(trial: Trial) -> None:
 
 
 def serialisation(trial: Trial) -> None:
-    """What travels or is saved comes back as it was."""
+    """Whatever travels or is saved comes back unchanged."""
     remedy = "Keep tensors in dicts (by strings), lists, tuples, Mean, Each and Client; rows of weight 0 hold zeros."
     for round in trial.rounds:
         down = trial.method.broadcast(round.server, torch.tensor(COHORT))

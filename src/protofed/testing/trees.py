@@ -1,4 +1,4 @@
-"""Trees taken apart and compared."""
+"""Trees, flattened and compared."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from protofed.ops.trees import is_node
 
 
 class Leaves(dict[str, Any]):
-    """A tree taken apart: its leaves by their places."""
+    """A flattened tree: its leaves by their places."""
 
 
 def leaves(tree: Tree) -> Leaves:
@@ -51,7 +51,7 @@ def copied(tree: Tree) -> Tree:
 
 
 def difference(left: Tree, right: Tree, tolerance: float = 0.0) -> str:
-    """Where two trees first differ, in words; nothing where they do not."""
+    """Where two trees first differ, in words; empty if they do not."""
     mine, other = leaves(left), leaves(right)
     for place in mine.keys() ^ other.keys():
         return f"{place} is in one of both only"
@@ -77,7 +77,7 @@ def readable_numbers(tree: Tree) -> Tensor:
 
 
 def leaked(private: Tensor, seen: Tensor) -> bool:
-    """Whether all numbers of a private tensor are among those seen, to float's precision; zeros tell nothing."""
+    """Whether all numbers of a private tensor are among those seen, to float precision; zeros prove nothing."""
     mine = private.flatten().double()
     mine = mine[mine != 0]
     if len(mine) < 2 or not len(seen):

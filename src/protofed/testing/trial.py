@@ -1,4 +1,4 @@
-"""A tiny federation on which a method is played."""
+"""A tiny federation to try a method on."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, reduce
@@ -54,7 +54,7 @@ class Trial:
         return fresh(lambda: MODELS["mlp_digits"](SHAPE, CLASSES, hidden=HIDDEN, dim=DIM), seed)
 
     def spec(self, number: int | None = None) -> Spec:
-        """What there is before round one: for the server, or for a client."""
+        """The state before round one: the server's, or a client's."""
         common = number is None or self.method.init == "common"
         params, buffers = state(self._module(0 if common else random.seed(SEED, "init", number or 0)))
         seed = SEED if number is None else random.seed(SEED, "client", number)
@@ -71,14 +71,14 @@ class Trial:
         return Batch(centres[y] + 0.3 * noise, y, torch.ones(len(y)))
 
     def local(self, number: int, round: int, pads: int = 0) -> LocalData:
-        """What a client knows of its data; one without any has a batch of padding."""
+        """What a client knows about its data; a client without samples has a batch of padding."""
         samples = self.samples(number)
         batches = [padded(batch, pads) for batch in in_batches(samples, CHUNK)] or [padded(samples, pads + 1)]
         counts = torch.bincount(samples.y, minlength=CLASSES).float()
         return LocalData(batches, counts, random.key(SEED, "train", round, number))
 
     def epoch(self, number: int, round: int, epoch: int, pads: int = 0) -> list[Batch]:
-        """One pass over a client's samples; nothing for one without any."""
+        """One pass over a client's samples; nothing for a client without samples."""
         x, y, mask = self.samples(number)
         order = random.permutation(random.key(SEED, "order", round, number, epoch), len(y))
         return [padded(batch, pads) for batch in in_batches(Batch(x[order], y[order], mask), BATCH)]
@@ -100,7 +100,7 @@ class Trial:
         )
 
     def finish(self, number: int, client: Client, server: Tree) -> Client:
-        """What a client makes of itself after the last round."""
+        """A client after the last phases."""
         down, data = self.down(server, number), self.local(number, 2)
         return train(
             self.method,
@@ -116,7 +116,7 @@ class Trial:
         )[0]
 
     def down(self, server: Tree, number: int) -> Tree:
-        """What a client gets that is alone in the cohort."""
+        """What a client gets if it is alone in the cohort."""
         return deal(self.method.broadcast(server, torch.tensor([number])), 0)
 
     def aggregate(self, server: Tree, updates: Mapping[int, Update]) -> Tree:
@@ -147,7 +147,7 @@ class Trial:
 
     @cached_property
     def rounds(self) -> list[PlayedRound]:
-        """What most rules look at."""
+        """The situation that most rules look at."""
         torch.default_generator.manual_seed(1)
         return self.play(COHORT, COHORT)
 
@@ -159,12 +159,12 @@ def in_batches(samples: Batch, size: int) -> list[Batch]:
 
 
 def padded(batch: Batch, more: int) -> Batch:
-    """The batch and some samples that do not count: any numbers, any labels."""
+    """The batch with some samples that do not count: any numbers, any labels."""
     x = 3 * random.normal(random.key("padding"), more * 12).reshape(more, *SHAPE)
     y = torch.arange(CLASSES - more, CLASSES) if len(batch.y) % 2 else torch.arange(more)
     return Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([batch.mask, torch.zeros(more)]))
 
 
 def state_of(rounds: Sequence[PlayedRound]) -> dict[str, Tree]:
-    """What is left of all rounds."""
+    """What remains after all rounds."""
     return {"server": rounds[-1].after, "clients": {i: update.client for i, update in rounds[-1].updates.items()}}

@@ -1,4 +1,4 @@
-"""Numbers of a run, round by round, to TensorBoard, Weights & Biases or MLflow, without standing in its way."""
+"""The numbers of a run, round by round, to TensorBoard, Weights & Biases or MLflow, without slowing it down."""
 
 import importlib.util
 import logging
@@ -28,18 +28,19 @@ LAST_SECONDS = 20.0  # that a sink may be idle when the run is over, before it i
 
 
 def track(*names: str, say: Callable[[str], None] | None = None) -> Watch:
-    """A watch that tells these sinks; one that fails is said once, by `say` or as a logged warning."""
+    """A watch that reports to these sinks; one that fails is mentioned once, by `say` or as a logged warning."""
     return Tracker(chosen_sinks(names), say or logging.getLogger("protofed").warning)
 
 
 def tracked(watch: Watch, names: Sequence[str] | None = None) -> Watch:
-    """A watch and these sinks beside it, or those in $PROTOFED_TRACK; what they have to say is a note."""
+    """A watch together with these sinks, or those in $PROTOFED_TRACK; their messages become notes."""
     sinks = chosen_sinks([os.environ.get(TRACK, "")] if names is None else names)
     return Watches(watch, Tracker(sinks, watch.note)) if sinks else watch
 
 
 def chosen_sinks(names: Iterable[str]) -> list[str]:
-    """The sinks named, also with commas, each once; an error where there is no such sink, or its package is missing."""
+    """The named sinks, each once; names may be joined by commas. A UserError if a sink is unknown, or its package is
+    missing."""
     found = list(dict.fromkeys(word for name in names for word in name.replace(",", " ").split()))
     for name in found:
         if name not in SINKS:
@@ -51,13 +52,13 @@ def chosen_sinks(names: Iterable[str]) -> list[str]:
 
 
 def _installed(package: str) -> bool:
-    """Whether it can be imported; a mere folder of that name, such as wandb's own output, is no package."""
+    """Whether it can be imported; a mere folder with that name, such as wandb's own output, is not a package."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 class Tracker(Watch):
-    """Starts a process that reads the run's folder and tells the sinks; good for one run after another."""
+    """Starts a process that reads the run's folder and reports to the sinks; serves one run after another."""
 
     def __init__(self, names: list[str], say: Callable[[str], None]) -> None:
         self.names, self.say = names, say
@@ -101,7 +102,7 @@ class Tracker(Watch):
         self._listen()
 
     def _listen(self) -> None:
-        """Pass on what the process says, without waiting for it."""
+        """Pass on the process's messages without waiting for it."""
         if self.process is None:
             return
         assert self.process.stdout is not None
@@ -114,4 +115,4 @@ class Tracker(Watch):
             self.process = None
 
     def _without(self, reason: str) -> None:
-        self.say(f"{reason}; the run goes on without, and its folder has every number")
+        self.say(f"{reason}; the run continues without it, and its folder has every number")

@@ -52,7 +52,8 @@ def as_domain(name: str, where: str, found: Found, data: "Data", rng: np.random.
 
 
 def join_parts(parts: Sequence[tuple[str, Found]]) -> Found:
-    """One data set from the files that it is kept in, their rows one file after another; each comes with its place."""
+    """One data set from its files, with the rows of one file after those of the other; each file comes with its
+    path."""
     first, one = parts[0]
     for where, other in parts[1:]:
         for what, mine in _form(one).items():
@@ -73,7 +74,7 @@ def join_parts(parts: Sequence[tuple[str, Found]]) -> Found:
 
 
 def _form(found: Found) -> dict[str, str]:
-    """What parts of one data set have in common, in words."""
+    """What the parts of a data set have in common, in words."""
     pairs = {"training": found.train, "test": found.test}
     return {
         f"{part} samples": f"{pair[0].dtype} of shape {pair[0].shape[1:]}, labels of shape {pair[1].shape[1:]}"

@@ -48,11 +48,11 @@ BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.e
 
 
 def check_unpacked(path: Path) -> None:
-    """A UserError where an archive is larger, unpacked, than this machine's memory; somebody may have made it to be."""
+    """A UserError if an archive is larger, unpacked, than this machine's memory; somebody may have built it to be."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except BROKEN_NPZ:  # whoever reads it says so
+    except BROKEN_NPZ:  # reading the file will raise an error
         return
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > room:
@@ -166,7 +166,7 @@ def read_ids(path: Path, found: Found) -> dict[str, tuple[np.ndarray, np.ndarray
 
 
 def _short_columns(arrays: dict[str, np.ndarray]) -> list[str]:
-    """Names of what goes row for row with x, where x is named so."""
+    """The names of arrays with one value per row of x, if the file calls its samples x."""
     if "x" not in arrays or {"x_train", "x_test"} & set(arrays):
         return []
     size = len(arrays["x"])

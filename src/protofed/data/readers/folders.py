@@ -1,4 +1,4 @@
-"""Folders in the form in which others publish handwriting with owners: LEAF's JSON, and NIST SD19 by class."""
+"""Folders in which others publish handwriting with its writers: LEAF's JSON, and NIST SD19 by class."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def folder_kind(folder: Path) -> str:
 
 
 def read_folder(folder: Path, size: int) -> Found:
-    """What is in such a folder."""
+    """The data in such a folder."""
     return _read_leaf(folder) if folder_kind(folder) == "leaf" else _read_sd19(folder, size)
 
 

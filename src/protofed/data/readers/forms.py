@@ -1,4 +1,4 @@
-"""The forms in which one client's data may be handed in, and what is said of forms that are nearly right."""
+"""The forms in which one client's data may be given, and the errors for forms that are nearly right."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -12,7 +12,7 @@ KEYS = ("x", "inputs", "x_test", "x_train")  # keys of an .npz; the first one pr
 
 
 def read_inputs(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, list[str]]:
-    """Raw samples (N, *shape) and a name for each: its row, or its file."""
+    """Raw samples (N, *shape) with a name for each: its row or its file."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES)
         if not files:

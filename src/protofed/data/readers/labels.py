@@ -60,7 +60,7 @@ def _hashable(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """A label's kind, in words: one list cannot mix classes of different kinds."""
+    """The kind of a label, in words: one list cannot mix classes of different kinds."""
     plain = {str: "text", bool: "booleans", int: "numbers"}
     return plain.get(type(value), type(value).__name__)
 

@@ -29,7 +29,7 @@ class Strange(Exception):
 
 
 class _Name(str):
-    """What a pickle calls a function of numpy's that builds arrays; it is never called."""
+    """A function of numpy's that a pickle calls to build an array; it is never called."""
 
 
 class _Kind:
@@ -66,7 +66,7 @@ class _Array:
 
 
 class _Mark:
-    """Where a list, a tuple or the contents of a dict begin."""
+    """A mark: where a list, a tuple or the contents of a dict begin."""
 
 
 def read_objects(path: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _read_array(content: bytes, path: Path) -> Any:
 
 
 def plain_objects(pickled: bytes) -> Any:
-    """What a pickle describes, if that is made of plain things alone."""
+    """What a pickle describes, if it consists only of plain values."""
     try:
         return _plain(_Reader().read(pickled), LAYERS, {})
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError) as error:
@@ -127,7 +127,7 @@ class _Reader:
         raise ValueError("no end")
 
     def since_mark(self) -> list[Any]:
-        """Everything above the last mark, which goes too."""
+        """Everything above the last mark; the mark is removed too."""
         at = len(self.stack) - 1
         while not isinstance(self.stack[at], _Mark):  # from above: each item is looked at once
             if at == 0:
@@ -180,7 +180,7 @@ class _Reader:
         self.stack.append(made)
 
     def build(self) -> None:
-        """What a type or an array is filled with."""
+        """Fill a type or an array with this state."""
         state, made = self.stack.pop(), self.stack[-1]
         if isinstance(made, _Kind):
             if state[1] not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
@@ -221,7 +221,7 @@ STEPS: dict[str, Callable[[_Reader, Any], None]] = {
 
 
 def _plain(item: Any, layers: int, done: dict[int, Any]) -> Any:
-    """The same without placeholders; what is there twice is made once."""
+    """The same without placeholders; an object that occurs twice is made once."""
     if isinstance(item, _Array | list | tuple | dict):
         if not layers:
             raise Strange(f"more than {LAYERS} lists or dicts in each other")

@@ -1,4 +1,4 @@
-"""Folders as PFLlib and HtFLlib keep them: `train/I.npz` and `test/I.npz` of client I, and `config.json`."""
+"""Folders in the layout of PFLlib and HtFLlib: `train/I.npz` and `test/I.npz` for client I, and `config.json`."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _class_names(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """The classes by number, also those of which there is no sample; none where that is not said."""
+    """The classes by number, including those without samples; none if the folder does not say."""
     many = config.get("num_classes")
     if many is None:
         return ()

@@ -1,1 +1,1 @@
-"""Several runs in one process, whose clients are trained and tested together as if they were those of one."""
+"""Several runs in one process. Their clients are trained and tested together, as if they belonged to one run."""

@@ -10,7 +10,7 @@ from protofed.engines.resources import Clock
 
 
 class SharedClock(Clock):
-    """The time that a run takes of the machine: of what is done for several runs, its share."""
+    """The time that a run takes of the machine, including its share of what is done for several runs."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

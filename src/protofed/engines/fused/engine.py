@@ -1,4 +1,4 @@
-"""Several runs at once: what they ask for in the same round is done for the clients of all of them together."""
+"""Several runs at once: what they request in the same round is done for the clients of all of them together."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ Test = tuple[str, str, str]  # on, who, confusion
 
 
 class Question(NamedTuple):
-    """What a run asks for: to train these clients, or to test them."""
+    """A run's request: to train these clients, or to test them."""
 
     run: int
     server: Tree
@@ -36,7 +36,7 @@ class Question(NamedTuple):
 
 
 class RunEngine(OnReference):
-    """The engine of one of the runs: trains and tests together with the others, does the rest by itself."""
+    """The engine of one of the runs: trains and tests together with the others, and does the rest by itself."""
 
     def __init__(self, fusion: "Fusion", number: int, alone: StackedEngine, rounds: int) -> None:
         """`alone`: the engine that the run would have by itself; `rounds`: how many it has."""
@@ -84,7 +84,7 @@ class Fusion:
         chunk: int = 0,
         workers: int = 1,
     ) -> None:
-        """`engines`: of each run, as if it were alone; `rounds`: how many each has."""
+        """`engines`: each run's engine, as if it were alone; `rounds`: how many rounds each has."""
         self.methods, self.method = list(methods), FusedMethod.of(methods)
         self.reference = JointReference(methods, [engine.reference for engine in engines])
         starts = self.reference.joint.starts
@@ -101,7 +101,7 @@ class Fusion:
     # for the runs
 
     def answer(self, question: Question) -> Any:
-        """The answer to a run's question, given when the others have asked theirs."""
+        """The answer to a run's request, given when the others have made theirs."""
         clock, asked = self.runs[question.run].shared, time.perf_counter()
         with self._news:
             self._asked[question.run] = question
@@ -153,7 +153,7 @@ class Fusion:
                 self._news.notify_all()
 
     def _answer_all(self, interrupted: KeyboardInterrupt | None) -> None:
-        """Wait until there is something to do for all who can take part in it, and do it."""
+        """Wait until there is work for all runs that can take part, and do it."""
         with self._news:
             self._news.wait_for(lambda: bool(interrupted and self._asked) or bool(self._due()) or not self._live, 0.5)
             due = list(self._asked.values()) if interrupted else self._due()
@@ -173,8 +173,8 @@ class Fusion:
                 self._news.notify_all()
 
     def _due(self) -> list[Question]:
-        """Questions whose turn it is: all runs that are in their rounds wait for each other, and so do those that are
-        being measured at the end. Tests come first, so that runs get back into step."""
+        """The requests whose turn it is. All runs in their rounds wait for each other, and so do those that are being
+        measured at the end. Tests come first, so that runs get back into step."""
         for over in (True, False):
             live = [number for number in sorted(self._live) if self.runs[number].over == over]
             asked = [self._asked[number] for number in live if number in self._asked]
@@ -200,7 +200,7 @@ class Fusion:
         self.reference.clock.take()
         try:
             found = self._trained(some, sizes) if some[0][0].test is None else self._tested(some, sizes)
-        except Exception as error:  # whatever it is, each run shall meet it by itself, or not at all
+        except Exception as error:  # whatever it is, each run should meet it alone or not at all
             self.apart = first_line(error)[:200]
             self.engine.steps.forget()
             self.engine.members.forget()
@@ -219,7 +219,7 @@ class Fusion:
         return answers
 
     def _alone(self, some: Sequence[tuple[Question, Tree]]) -> dict[int, tuple[Any, float]]:
-        """Each by the engine that its run would have by itself; an error is for this run only."""
+        """Do each request with the engine that its run would have alone; an error concerns this run only."""
         answers: dict[int, tuple[Any, float]] = {}
         for (run, server, cohort, round, test), _ in some:
             started, engine, method = time.perf_counter(), self.runs[run].alone, self.methods[run]
@@ -258,7 +258,7 @@ class Fusion:
         return found
 
     def _part(self, question: Question, down: Tree, trained: Trained, numbers: Sequence[int], rows: slice) -> Trained:
-        """What one run has of it, with its uploads summed as it would sum them by itself."""
+        """The part of a result that belongs to one run, with its uploads summed as it would sum them alone."""
         alone, many = self.runs[question.run].alone, len(numbers)
         up = tree_map(lambda t: t[rows], trained.up)
         loss: Mean = tree_map(lambda t: t[rows], trained.loss)

@@ -1,4 +1,4 @@
-"""The methods of several runs as one, in which every client has the numbers of its own run."""
+"""The methods of several runs as one, in which every client uses the numbers of its own run."""
 
 import copy
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class FusedMethod(Method):
 
     @classmethod
     def of(cls, methods: Sequence[Method]) -> "FusedMethod":
-        """Methods of one kind as one."""
+        """Several methods of one kind as one."""
         found = [numbers_of(method) for method in methods]
         names = tuple(name for name in found[0] if len({numbers[name] for numbers in found}) > 1)
         return cls(template=methods[0], names=names)

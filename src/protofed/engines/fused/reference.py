@@ -6,18 +6,18 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from protofed.data.joint import JointFederation
+from protofed.engines.fused.data import JointFederation
 from protofed.engines.reference import ReferenceEngine
 from protofed.engines.resources import Clock, Needs
 from protofed.method import Client, Method
 
 
 class Apart(Exception):
-    """These runs cannot be trained together, for this reason."""
+    """Raised if these runs cannot be trained together; says why."""
 
 
 class JointReference(ReferenceEngine):
-    """Hands a stacked engine everything it needs of several runs; trains nothing itself."""
+    """Gives a stacked engine everything that it needs about several runs; trains nothing itself."""
 
     def __init__(self, methods: Sequence[Method], runs: Sequence[ReferenceEngine]) -> None:
         """All runs have the same architectures, precision and optimiser, except for its step size."""
@@ -31,10 +31,10 @@ class JointReference(ReferenceEngine):
         self._models, self._modules, self._common = first._models, first._modules, first._common
         self.needs = Needs(self.federation, self.architectures, self._models, self._modules, self._common)
         self.instead: dict[int, Client] = {}
-        """Clients to test in the place of the runs' own: their global models."""
+        """Clients to test in place of the runs' own: their global models."""
 
     def client(self, method: Method, number: int) -> Client:
-        """The state that a client's own run has of it."""
+        """The state that a client's own run keeps for it."""
         run, mine = self.joint.owners[number]
         return self.instead.get(number) or self.runs[run].client(self.methods[run], mine)
 
@@ -46,7 +46,7 @@ class JointReference(ReferenceEngine):
         return torch.tensor([rates[self.joint.owners[number][0]] for number in cohort], device=self.federation.device)
 
     def paces(self, round: int, cohort: Sequence[int]) -> list[float]:
-        """What each client's own run says."""
+        """The value that each client's own run gives."""
         places = [self.joint.owners[number] for number in cohort]
         return [self.runs[run].paces(self.joint.rounds[run], [mine])[0] for run, mine in places]
 

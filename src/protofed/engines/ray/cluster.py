@@ -225,7 +225,7 @@ class Cluster:
                 take(job, place, answer)
 
     def _back(self, place: WorkerSlot) -> None:
-        """Handle a replacement that is ready, or that failed as well: then the others do its work."""
+        """Take a replacement that is ready. If it failed too, the others do its work."""
         try:
             self._ready(place)
         except (UserError, self.ray.exceptions.RayError) as error:

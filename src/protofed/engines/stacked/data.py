@@ -1,4 +1,4 @@
-"""Many clients' data side by side: rows of shared tensors, padded and masked, in each client's own order."""
+"""Many clients' data next to each other: rows of shared tensors, padded and masked, in each client's own order."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -121,7 +121,7 @@ class StackedData:
         return Batch(x.reshape(*shape, *x.shape[1:]), y.reshape(shape), plan.mask)
 
     def black(self, numbers: Sequence[int]) -> Tensor:
-        """What fills the margin of each client's images (M, C, 1, 1)."""
+        """What the margin of each client's images is filled with (M, C, 1, 1)."""
         return self._black[[self._domain_place[self.federation.domain(i)] for i in numbers]]
 
     def feed(self, numbers: Sequence[int], keys: Tensor, epochs: int, lanes: Lanes) -> BatchPlan:

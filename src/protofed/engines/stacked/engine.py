@@ -131,13 +131,14 @@ class StackedEngine(OnReference):
         return self.joined(parts, [place for group in groups for place in group.places])
 
     def turn(self, round: int) -> None:
-        """Go to what clients train on in this round; sizes and steps are those of it, whatever came before."""
+        """Move to the samples that clients train on in this round; sizes and steps are those of this round, whatever
+        came before."""
         if self.federation.turn(round):
             self.sizes.forget()
             self.steps.forget()
 
     def _hold(self, cohort: Sequence[int]) -> None:
-        """Have the samples of these clients ready."""
+        """Make the samples of these clients ready."""
         if self.federation.hold(cohort):
             self.steps.forget()  # captured steps read them where they were
 

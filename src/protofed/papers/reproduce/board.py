@@ -1,4 +1,5 @@
-"""The leaderboard: every method in every setting that all of them run in, on one page that a browser can sort."""
+"""The leaderboard: every method in every setting that all of them run in, on one page that can be sorted in a
+browser."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -19,8 +20,8 @@ RULES = {  # how samples are judged, always among all classes; the table of all 
 }
 COLUMNS = (  # of a setting's own table, as far as it has them
     "accuracy_head_mean", "accuracy_proto_all_mean", "accuracy_proto_mean", "accuracy_mean@chosen",
-    "accuracy_mean@best", "accuracy_worst10", "accuracy_global_mean", "auc_mean", "held_out_start_mean", "bytes_up",
-    "seconds",
+    "accuracy_mean@best", "accuracy_worst10", "accuracy_global_mean", "accuracy_global_mean@chosen",
+    "accuracy_global_mean@best", "auc_mean", "held_out_start_mean", "bytes_up", "seconds",
 )  # fmt: skip
 ABOUT = """
 # Leaderboard
@@ -58,7 +59,7 @@ class _Setting(NamedTuple):
         return [column for column in known if any(mean_std(self.measured, row, column) for row in self.rows)]
 
     def rule(self, row: str) -> str:
-        """What the method itself judges by."""
+        """The rule that the method itself is judged by."""
         return self.runs[row][0].experiment.method.inference if row in self.runs else ""
 
     @property
@@ -89,7 +90,7 @@ def _setting(entry: PaperEntry, measured: EntryResult) -> _Setting:
 
 
 def _overview(settings: Sequence[_Setting], rule: str) -> str:
-    """A row a method, a column a setting."""
+    """One row per method, one column per setting."""
     kind, metrics = RULES[rule]
     first = [next((column for column in s.columns() if column.metric in metrics), None) for s in settings]
     shown = [(setting, column) for setting, column in zip(settings, first, strict=True) if column]
@@ -104,10 +105,15 @@ def _own(setting: _Setting) -> Iterator[str]:
     yield f"## {setting.title} {{ #{setting.key} }}"
     seeds = f"{measured.most} seed{'s' * (measured.most != 1)}, on {measured.machine}"
     yield f"{entry.title}: {seeds}. [More columns, and what is special](results/{entry.paper}.md#{_anchor(entry)})."
-    columns = setting.columns()
-    heads = [f"{column.title} ({column.unit})" if column.unit else column.title for column in columns]
-    body = [[escape(row), *(_number(setting, row, column) for column in columns)] for row in setting.rows]
-    yield _table(["method", *map(escape, heads)], body)
+    heads, body = ["method"], [[escape(row)] for row in setting.rows]
+    for column in setting.columns():
+        head = f"{column.title} ({column.unit})" if column.unit else column.title
+        theirs = [entry.paper_number(row, column.name) for row in setting.rows]
+        heads += [head, f"{head}, theirs"] if any(theirs) else [head]
+        for row, cells, number in zip(setting.rows, body, theirs, strict=True):
+            cells.append(_number(setting, row, column))
+            cells += [show(number.value, column) if number else ""] * any(theirs)
+    yield _table([escape(head) for head in heads], body)
     yield _runs(setting)
 
 
@@ -121,7 +127,7 @@ def _number(setting: _Setting, row: str, column: PaperColumn, own: bool = False)
 
 
 def _runs(setting: _Setting) -> str:
-    """Where each number comes from: the experiment, what is changed, the runs' hashes, and the command."""
+    """Where each number comes from: the experiment, its changes, the runs' hashes, and the command."""
     lines = []
     for row in setting.rows:
         cells = setting.runs.get(row, [])

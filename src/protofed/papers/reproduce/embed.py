@@ -81,13 +81,14 @@ def compute(entry: PaperEntry, folder: Path, data_dir: Path | None) -> dict[str,
 
 
 def _some(y: np.ndarray, classes: list[int], most: int) -> np.ndarray:
-    """Rows of these classes, evenly spaced: samples that lie beside each other may be alike."""
+    """Rows of these classes, evenly spaced, because neighbouring samples may be alike."""
     rows = [np.flatnonzero(y == c) for c in classes]
     return np.concatenate([of[np.linspace(0, len(of) - 1, min(most, len(of))).astype(int)] for of in rows if len(of)])
 
 
 def class_vectors(plan: Experiment, server: Any) -> np.ndarray | None:
-    """What samples of a class are compared with: prototypes, else the rows of the global model's head (C, D)."""
+    """The vectors that samples of a class are compared with: prototypes, or else the rows of the global model's head
+    (C, D)."""
     found = server.get("prototypes") if isinstance(server, dict) else server
     if isinstance(found, Mean):
         found = found.value
@@ -105,7 +106,7 @@ def _head(client: Client) -> np.ndarray | None:
 
 
 def _groups(plan: Experiment, data_dir: Path | None) -> np.ndarray | None:
-    """The super-class of every class, where the data's file tells it (CIFAR-100)."""
+    """The superclass of every class, if the data's file tells it (CIFAR-100)."""
     path = data_root(data_dir) / f"{plan.data.name}.npz"
     if not path.is_file():
         return None
@@ -154,8 +155,8 @@ def _means(z: np.ndarray, y: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def _same_client(z: np.ndarray, y: np.ndarray, client: np.ndarray) -> float | None:
-    """Mean over classes of the share of samples whose nearest neighbour in the class is their own client's, less the
-    share that chance gives."""
+    """The share of samples whose nearest neighbour in the class belongs to the same client, averaged over classes,
+    minus the share expected by chance."""
     from sklearn.neighbors import NearestNeighbors  # a library that takes a second to load
 
     gains = []

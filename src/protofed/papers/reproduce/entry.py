@@ -1,4 +1,4 @@
-"""One table or figure of a paper: what it reports, how it is run here, and what is claimed."""
+"""One table or figure of a paper: what it reports, how it is run here, and what it claims."""
 
 import re
 import tomllib
@@ -23,26 +23,26 @@ PAPERS = {
 
 
 class Strict(BaseModel):
-    """Unknown keys are mistakes."""
+    """A table of the file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class Number(NamedTuple):
-    """A reported number and its deviation."""
+    """A reported number with its deviation."""
 
     value: float
     std: float | None
 
 
 class PaperColumn(Strict):
-    """One column of a table: a number of those runs whose labels are `at`."""
+    """One column of a table: a number of the runs whose labels are `at`."""
 
     title: str
     group: str = ""
-    """Columns of one group are one table."""
+    """Columns with the same group form one table."""
     at: dict[str, str] = {}
-    """Labels of the runs: experiment, or a parameter of the sweep."""
+    """Labels of its runs: the experiment, or a parameter of the sweep."""
     metric: str = "accuracy_mean"
     """See `protofed.papers.reproduce.measure`."""
     unit: Literal["%", "", "s", "MB"] = "%"
@@ -53,16 +53,16 @@ class PaperColumn(Strict):
 
 
 class Claim(Strict):
-    """One row is above others, in some columns or all; where the paper's numbers say below, below is expected."""
+    """One row is above others, in some columns or all. If the paper's numbers say below, below is expected."""
 
     is_: str = Field(alias="is")
     above: list[str]
     in_: list[str] = Field(default=[], alias="in")
-    """Names of columns; none: all."""
+    """Names of columns; empty: all."""
     than: str = ""
     """The column to compare with, if it is another one."""
     says: str = ""
-    """What the paper says, in short, where there are no numbers."""
+    """What the paper says, in short, if it gives no numbers."""
 
 
 class PaperFigure(Strict):
@@ -73,13 +73,13 @@ class PaperFigure(Strict):
     """lines: the parameter along the axis."""
     metric: str = "accuracy_mean"
     dashed: str = ""
-    """curves: the same by nearest prototype, where a run has it; `metric` is then by classifier."""
+    """curves: the same by nearest prototype, for runs that have it; `metric` is then by classifier."""
     methods: list[str] = []
-    """Which rows are drawn; none: all."""
+    """The rows to draw; empty: all."""
     clients: list[int] = []
-    """embeddings, plane: whose test samples; none: all."""
+    """embeddings, plane: the clients whose test samples are drawn; empty: all."""
     classes: list[int] = []
-    """embeddings: which classes; none: all."""
+    """embeddings: the classes to draw; empty: all."""
     names: list[str] = []
     """Names of these classes."""
     by: Literal["tsne", "pca"] = "tsne"
@@ -87,7 +87,7 @@ class PaperFigure(Strict):
 
 
 class Digits(Strict):
-    """What to change where the data set is not there at all, so that the built-in digits do."""
+    """Changes for when the data set is missing, so that the built-in digits can be used."""
 
     changes: list[str]
     methods: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ class Quick(Strict):
 
 
 class StandIn(Strict):
-    """Other data for data that is not there."""
+    """Other data to use when the data is missing."""
 
     says: str
     changes: list[str]
@@ -118,25 +118,25 @@ class PaperEntry(Strict):
 
     name: str
     shows: str
-    """Which table or figure of the paper."""
+    """The table or figure of the paper."""
     title: str
     importance: int
-    """1 is run first."""
+    """Entries with 1 run first."""
     about: str
-    """What the paper does there and says about it."""
+    """What the paper does in this table or figure, and what it says about it."""
     replaced: str = ""
-    """What is not as in the paper, why, and how to supply it."""
+    """What differs from the paper, why, and how to supply it."""
     remarks: str = ""
     """What the measured numbers show."""
     finding: str = ""
     """The same in a sentence or two, for the overview."""
     kind: Literal["runs", "count", "partition", "spiral"] = "runs"
     round_seconds: float = 0.05
-    """Estimated seconds a round on an H200, for want of a measured time."""
+    """Estimated seconds per round on an H200, if there is no measured time."""
     sweep: dict[str, Any] = {}
     columns: list[PaperColumn] = []
     reported: dict[str, list[str]] = {}
-    """What the paper reports: by row, one text a column ("97.13 ± 0.30"; empty where it has none)."""
+    """What the paper reports: for each row, one text per column ("97.13 ± 0.30"; empty if it has none)."""
     claims: list[Claim] = []
     figure: PaperFigure | None = None
     quick: Quick = Quick()
@@ -160,7 +160,7 @@ class PaperEntry(Strict):
         return next(column for column in self.columns if column.name == name)
 
     def paper_number(self, row: str, column: str) -> Number | None:
-        """What the paper reports there."""
+        """What the paper reports in this place."""
         numbers = self.reported.get(row)
         if not numbers:
             return None
@@ -186,7 +186,7 @@ class PaperEntry(Strict):
 
 
 def parse(text: str) -> Number | None:
-    """ "97.13 ± 0.30" or "5120"; None where there is no number."""
+    """ "97.13 ± 0.30" or "5120"; None if there is no number."""
     if not text:
         return None
     if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)):

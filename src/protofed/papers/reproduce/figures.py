@@ -21,7 +21,7 @@ OF_NUMBERS = ("lines", "bars")  # figures that need no run's folder
 def draw_entry(
     entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views: Views, folder: Path
 ) -> list[Path]:
-    """Write the entry's figure; nothing where there is nothing to draw."""
+    """Write the entry's figure, if there is anything to draw."""
     if entry.figure is None or not measured.rows or not (done or entry.figure.kind in OF_NUMBERS):
         return []
     kinds = {"lines": _lines, "bars": _bars, "curves": _curves, "embeddings": _embeddings, "plane": _embeddings}
@@ -33,13 +33,13 @@ def draw_entry(
 
 
 def _shown(plots: Mapping[str, Plot], columns: int = 2, key: Sequence[tuple[str, str, str]] = ()) -> Figure:
-    """One panel a plot."""
+    """One panel per plot."""
     panels = [Panel({"": plot}, title) for title, plot in plots.items()]
     return Figure("figure", "", panels=panels, columns=min(columns, max(1, len(panels))), key=key)
 
 
 def _fair(measured: EntryResult, points: Sequence[tuple[str, str]]) -> EntryResult:
-    """Of every row the seeds that all its points have, where there is one: other seeds have other clients."""
+    """For each row, the seeds that all its points have, if there are any: other seeds have other clients."""
     rows = {}
     for row, columns in measured.rows.items():
         here = {name: columns[name] for _, name in points if there(columns.get(name, []))}
@@ -50,7 +50,7 @@ def _fair(measured: EntryResult, points: Sequence[tuple[str, str]]) -> EntryResu
 
 
 def _along(entry: PaperEntry, measured: EntryResult) -> dict[str, list[tuple[str, str]]]:
-    """By group of columns, the values of the parameter and the columns that have them."""
+    """For each group of columns, the values of the parameter and the columns that have them."""
     assert entry.figure is not None
     found: dict[str, list[tuple[str, str]]] = {}
     for column in columns_of(entry, measured):
@@ -60,7 +60,7 @@ def _along(entry: PaperEntry, measured: EntryResult) -> dict[str, list[tuple[str
 
 
 def _lines(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views: Views) -> Figure:
-    """A number against a parameter, one line a method in the band of its deviation over seeds."""
+    """A number against a parameter, one line per method, within a band of its deviation over seeds."""
     assert entry.figure is not None
     plots: dict[str, Plot] = {}
     columns = {column.name: column for column in columns_of(entry, measured)}
@@ -80,7 +80,7 @@ def _lines(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views
 
 
 def _bars(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views: Views) -> Figure:
-    """One bar a value of the parameter, with its deviation, one panel a group of columns."""
+    """One bar per value of the parameter, with its deviation; one panel per group of columns."""
     plots: dict[str, Plot] = {}
     columns = {column.name: column for column in columns_of(entry, measured)}
     row = measured_rows(entry, measured)[0]
@@ -97,7 +97,7 @@ def _bars(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views:
 
 
 def _curves(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views: Views) -> Figure:
-    """Accuracy by round with the band of the seeds, one panel an experiment."""
+    """Accuracy by round with a band for the seeds; one panel per experiment."""
     assert entry.figure is not None
     plots: dict[str, Plot] = {}
     named = [(entry.figure.metric, "", "solid")]
@@ -120,7 +120,7 @@ def _curves(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], view
 
 
 def _first(entry: PaperEntry, done: Sequence[Done]) -> dict[str, Done]:
-    """The run of the first seed of every method that the figure shows."""
+    """The first seed's run of every method that the figure shows."""
     assert entry.figure is not None
     shown: dict[str, Done] = {}
     for one in done:
@@ -140,7 +140,7 @@ class ScatterPanel(NamedTuple):
 
 
 def _panels(entry: PaperEntry, done: Sequence[Done], views: Views) -> tuple[list[ScatterPanel], list[int]]:
-    """One panel a method, or a method and client, and the classes that they show."""
+    """One panel per method, or per method and client, and the classes that they show."""
     assert entry.figure is not None
     figure, panels = entry.figure, []
     classes: list[int] = []
@@ -149,7 +149,7 @@ def _panels(entry: PaperEntry, done: Sequence[Done], views: Views) -> tuple[list
         classes = view["classes"].tolist()
         vectors = view.get("vectors", np.zeros((0, 0)))
         if figure.kind == "embeddings" and (figure.clients or one.cell.experiment.method_name != "fedproto"):
-            vectors = vectors[:0]  # rows of a head are no points among the samples
+            vectors = vectors[:0]  # rows of a head are not points among the samples
         everyone = np.unique(view["client"])
         who = everyone[: len(figure.clients)] if figure.clients else everyone
         for clients in [[client] for client in who] if figure.by == "tsne" and figure.clients else [who]:
@@ -167,7 +167,7 @@ def _panels(entry: PaperEntry, done: Sequence[Done], views: Views) -> tuple[list
 
 
 def _embeddings(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views: Views) -> Figure:
-    """Test samples in two dimensions, coloured by class; large points are prototypes, lines are class vectors."""
+    """Test samples in two dimensions, coloured by class. Large points are prototypes, and lines are class vectors."""
     assert entry.figure is not None
     panels, classes = _panels(entry, done, views)
     colours = {c: COLOURS[i % len(COLOURS)] for i, c in enumerate(classes)}
@@ -203,7 +203,7 @@ def _flat(z: np.ndarray, by: str) -> np.ndarray:
 
 
 def _similarity(entry: PaperEntry, measured: EntryResult, done: Sequence[Done], views: Views) -> Figure:
-    """Cosine of every two class vectors, classes in the order of their groups."""
+    """The cosine of every two class vectors, with classes in the order of their groups."""
     plots: dict[str, Plot] = {}
     for label, view in ((label, views.view(one)) for label, one in _first(entry, done).items()):
         if "vectors" not in view:

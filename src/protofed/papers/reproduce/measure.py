@@ -4,7 +4,8 @@ accuracy_mean                 a number of summary.json
 accuracy_mean@50              the mean over the ten rounds up to round 50, of those in which it was measured
 accuracy_mean@last            the same up to the last round
 accuracy_mean@best            the highest of all rounds, which nobody can choose without the test samples
-accuracy_mean@chosen          that of the round with the highest accuracy on validation samples, the first of several
+accuracy_mean@chosen          that of the round with the highest accuracy on validation samples, the first of several;
+                              for accuracy_global_mean by the global model's, else by the clients' own models'
 accuracy_mean@time:mpfedcl    the last one measured within the time that mpfedcl's run of this seed took
 first|second@last             the first of them that the run has
 domain:svhn                   mean accuracy of the clients of a domain
@@ -29,6 +30,7 @@ LOOKED_AT = {"embeddings", "similarity"}  # what is computed from models
 TIMED = "@time:"  # a number at the time that another run took
 LAST = 10  # rounds that "@" is the mean of
 CHOOSES = "validation_mean"  # what "@chosen" goes by
+OTHERS_CHOOSE = {"accuracy_global_mean": "validation_global_mean"}  # for a number of the global model
 
 
 class Done(NamedTuple):
@@ -42,7 +44,7 @@ Sibling = Callable[[str], Result | None]  # a method's label -> its run with the
 
 
 def value(metric: str, done: Done, sibling: Sibling, views: "Views") -> float | None:
-    """One number of one run; None where it has none."""
+    """One number of one run; None if the run does not have it."""
     kind, colon, what = metric.partition(":")
     if kind in LOOKED_AT and colon:
         return views.numbers(done).get(what)
@@ -67,14 +69,15 @@ def _at(key: str, when: str, result: Result, sibling: Sibling) -> float | None:
     if when == "best":
         return max((line[key] for line in lines if line.get(key) is not None), default=None)
     if when == "chosen":
-        rounds = [line for line in lines if line.get(CHOOSES) is not None and line.get(key) is not None]
-        return max(rounds, key=lambda line: float(line[CHOOSES]))[key] if rounds else None
+        chooses = OTHERS_CHOOSE.get(key, CHOOSES)
+        rounds = [line for line in lines if line.get(chooses) is not None and line.get(key) is not None]
+        return max(rounds, key=lambda line: float(line[chooses]))[key] if rounds else None
     end = lines[-1]["round"] if when == "last" else int(when)
     return _mean([line.get(key) for line in lines if end - LAST < line["round"] <= end])
 
 
 def _within(key: str, lines: list[dict[str, Any]], seconds: float) -> float | None:
-    """The last value that was measured within so many seconds; of a run that is slower from the first, its first."""
+    """The last value that was measured within this many seconds; for a run whose first value came later, that value."""
     spent, found = 0.0, None
     for line in lines:
         spent += line["seconds"]
@@ -89,7 +92,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 class Views:
-    """What is computed from the models of a finished run, once for each."""
+    """What is computed from the models of a finished run, once per run."""
 
     def __init__(self, entry: PaperEntry, data_dir: Path | None, folder: Path) -> None:
         self.entry, self.data_dir, self.folder = entry, data_dir, folder
@@ -97,7 +100,7 @@ class Views:
 
     @property
     def wanted(self) -> bool:
-        """Whether the entry looks at models at all."""
+        """Whether the entry needs models at all."""
         kinds = {column.metric.partition(":")[0] for column in self.entry.columns}
         return bool(kinds & LOOKED_AT) or (self.entry.figure is not None and self.entry.figure.kind in LOOKED_AT)
 

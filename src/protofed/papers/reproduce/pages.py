@@ -28,12 +28,12 @@ def pages(numbers: Mapping[str, EntryResult]) -> dict[Path, str]:
 
 
 def link(name: str) -> str:
-    """Where an entry is, seen from docs/."""
+    """The path of an entry, as seen from docs/."""
     return f"results/{name.partition('/')[0]}.md#{anchor(name)}"
 
 
 def anchor(name: str) -> str:
-    """The anchor that Markdown gives to the heading of an entry."""
+    """The anchor that Markdown gives to an entry's heading."""
     return name.replace("/", "")
 
 

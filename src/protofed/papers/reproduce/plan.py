@@ -1,4 +1,4 @@
-"""From an entry to the runs it consists of, with the data that is there."""
+"""From an entry to its runs, with the data that is available."""
 
 import math
 from collections.abc import Sequence
@@ -29,13 +29,14 @@ class EntryPlan(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What to write beside every number of this plan; empty for the whole entry."""
+        """A remark for every number of this plan; empty for the whole entry."""
         parts = [f"{QUICK}: smaller and fewer runs, not the paper's setting"] if self.quick else []
         return "; ".join([*parts, *([self.instead] if self.instead else [])])
 
 
 def data_of(entry: PaperEntry, data_dir: Path | None) -> str:
-    """The data sets of the whole entry, in words, with what is not there and what then stands in; empty if none."""
+    """The data sets of the whole entry, in words, with those that are missing and their replacements; empty if none
+    is."""
     found = _found(data_dir)
     pairs = [_domains(name, found) for name in entry.experiments]
     wanted = dict.fromkeys(domain for all_, _ in pairs for domain in all_)
@@ -51,7 +52,7 @@ def _found(data_dir: Path | None) -> set[str]:
 
 
 def plan_entry(entry: PaperEntry, quick: bool, data_dir: Path | None) -> EntryPlan:
-    """Which runs there are. What lacks its data is left out and said; if nothing remains, it is a UserError."""
+    """The runs that can be made. Those that lack data are left out and listed; a UserError if none remains."""
     found = _found(data_dir)
     shape = _smaller(entry) if quick else dict(entry.sweep)
     experiments = shape.pop("experiment", [])
@@ -91,7 +92,7 @@ def plan_entry(entry: PaperEntry, quick: bool, data_dir: Path | None) -> EntryPl
 
 
 def runs_and_rounds(entry: PaperEntry) -> tuple[int, int]:
-    """Runs of the whole entry, and rounds of all of them together, without resolving every experiment."""
+    """The number of runs of the whole entry, and of rounds in all of them, without resolving every experiment."""
     runs = rounds = 0
     shared = entry.sweep.get("changes", [])
     for name in entry.experiments if entry.kind == "runs" else []:
@@ -107,12 +108,13 @@ def runs_and_rounds(entry: PaperEntry) -> tuple[int, int]:
 
 
 def cells_of(entry: PaperEntry) -> list[Cell]:
-    """Every run of the whole entry, as if all data were there."""
+    """Every run of the whole entry, as if all data were available."""
     return [cell for name in entry.experiments for cell in _cells(name, _without(entry.sweep), [], {})]
 
 
 def check_entry(entry: PaperEntry) -> list[Cell]:
-    """Every run that an entry may ask for (of one seed), as if all data were there; raises where one is not valid."""
+    """Every run that an entry may ask for (with one seed), as if all data were available; raises if one is not
+    valid."""
     if not entry.sweep:
         return []
     whole, quick = ({**shape, "seeds": shape["seeds"][:1]} for shape in (entry.sweep, _smaller(entry)))
@@ -154,14 +156,14 @@ def _cells(name: str, shape: dict[str, Any], extra: Sequence[str], own: dict[str
 
 
 def _kept(first: Sequence[str], then: Sequence[str]) -> list[str]:
-    """Those of the first changes that later ones do not make void."""
+    """The first changes, without those that later ones override."""
     keys = {key_of(word) for word in then}
     void = tuple(f"{section}." for section in WHOLE if section in keys)
     return [word for word in first if key_of(word) not in keys and not (void and key_of(word).startswith(void))]
 
 
 def _domains(name: str, found: set[str], changes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """The data sets of an experiment, and those of them that are there; none if a part of one is missing."""
+    """The data sets of an experiment, and those of them that are available; none if a part of one is missing."""
     data = Experiment.load(name, *changes).data
     wanted = _list(data.name)
     there = [

@@ -1,4 +1,4 @@
-"""Tables of paper, here and difference: for a terminal and for Markdown."""
+"""Tables of the paper's numbers, ours and the differences: for a terminal and for Markdown."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from protofed.runs.progress import say_on
 from protofed.sweep.plan import key_of
 
 TITLE = 18  # letters of a column's title in a line
-WIDE = 3  # columns of paper, here and difference that fit beside each other
+WIDE = 3  # columns of paper, here and difference that fit side by side
 
 
 def groups(columns: list[PaperColumn], reported: bool) -> Iterator[list[PaperColumn]]:
-    """Columns of one table: those of one group, and no more than fit."""
+    """Columns of one table: those of one group, as many as fit."""
     most = WIDE if reported else 3 * WIDE
     for group in dict.fromkeys(column.group for column in columns):
         members = [column for column in columns if column.group == group]
@@ -41,7 +41,7 @@ def _parts(entry: PaperEntry) -> tuple[str, ...]:
 
 
 def entry_text(console: Console, entry: PaperEntry, measured: EntryResult) -> None:
-    """Everything that there is to say about an entry."""
+    """Everything that can be said about an entry."""
     console.print(heading(entry), style="bold", highlight=False, markup=False)
     if measured.label:
         console.print(measured.label, style="yellow", highlight=False, markup=False)
@@ -57,7 +57,7 @@ def entry_text(console: Console, entry: PaperEntry, measured: EntryResult) -> No
 
 
 def _tables(console: Console, entry: PaperEntry, measured: EntryResult, columns: list[PaperColumn]) -> None:
-    """Columns of one group side by side, as many as fit; a line a number where not even one does."""
+    """Columns of one group side by side, as many as fit; one line per number if not even one fits."""
     parts, rows = _parts(entry), measured_rows(entry, measured)
     heads, texts, sizes = [], [], []  # of each column: of its parts, and of its parts in every row
     for column in columns:
@@ -114,7 +114,7 @@ def entry_markdown(entry: PaperEntry, measured: EntryResult) -> str:
 
 
 def entry_page(entry: PaperEntry, measured: EntryResult) -> str:
-    """The result of one entry as a page of its own."""
+    """The result of one entry as its own page."""
     parts = [f"# {heading(entry)}", PAPERS[entry.paper] + "."]
     if measured.label:
         parts.append(f"**{measured.label}**")
@@ -157,7 +157,7 @@ def settings_in_words(entry: PaperEntry) -> str:
 
 
 def notes(entry: PaperEntry, measured: EntryResult) -> list[str]:
-    """What a reader of the tables must know."""
+    """What a reader of the tables has to know."""
     found = [f"left out: {what}." for what in measured.left_out]
     if measured.missing and not measured.label.startswith(QUICK):
         found += [f"not measured yet: {' and '.join(absent)}." for absent in [_absent(entry, measured)] if absent]
@@ -170,7 +170,7 @@ def notes(entry: PaperEntry, measured: EntryResult) -> list[str]:
 
 
 def _absent(entry: PaperEntry, measured: EntryResult) -> list[str]:
-    """Rows and columns without any number, and what the paper reports and the others lack."""
+    """Rows and columns without any number, and what the paper reports that others lack."""
     rows, columns = measured_rows(entry, measured), columns_of(entry, measured)
     lacking = {
         "row": [row for row in entry.rows if row not in rows],
@@ -184,19 +184,21 @@ def _absent(entry: PaperEntry, measured: EntryResult) -> list[str]:
 
 
 def to_go(measured: EntryResult) -> list[str]:
-    """What is missing, and what it took."""
+    """What is missing, and how long the rest took."""
     found = []
     if measured.missing:
         runs = "1 run is" if measured.missing == 1 else f"{measured.missing} runs are"
         quick = " --quick" if measured.label.startswith(QUICK) else ""
-        found.append(f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' goes on with the same --out.")
+        found.append(
+            f"{runs} not finished; 'protofed reproduce {measured.entry}{quick}' continues with the same --out."
+        )
     if measured.seconds:
         found.append(f"{duration(measured.seconds)} of runs, added up, on {measured.machine}.")
     return found
 
 
 def orders(entry: PaperEntry, measured: EntryResult) -> Iterator[str]:
-    """One line a claim: in which columns it holds, in which not, and where seeds disagree."""
+    """One line per claim: the columns in which it holds and those in which it does not, and where seeds disagree."""
     for ordering in orderings(entry, measured):
         paper = f" (the paper: {ordering.says})" if ordering.says else ""
         yield f"- {ordering.text}{paper}: {_verdicts(entry, ordering)}"

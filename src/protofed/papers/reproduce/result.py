@@ -20,7 +20,8 @@ Verdict = Literal["holds", "does not hold", "undecided"]
 
 
 class EntryResult(NamedTuple):
-    """The numbers of one entry; rows -> columns -> one number a seed (None: not run, or the method has none)."""
+    """The numbers of one entry: rows -> columns -> one number per seed (None: not run, or the method does not have
+    it)."""
 
     entry: str
     label: str  # how it differs from the entry: quick, other data; empty if it does not
@@ -39,13 +40,13 @@ class EntryResult(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of the runs, one after another; 0 where that of some is not known."""
+        """Seconds of the runs, one after another; 0 if some are not known."""
         spent = there(list(self.runs.values()))
         return sum(spent) if all(spent) else 0.0
 
     @property
     def most(self) -> int:
-        """Seeds of the number that has most of them."""
+        """The seeds of the number that has the most."""
         return max((len(there(values)) for row in self.rows.values() for values in row.values()), default=0)
 
     def save(self, path: Path) -> None:
@@ -69,8 +70,8 @@ class EntryResult(NamedTuple):
 
 
 def same_runs(before: EntryResult, now: EntryResult) -> bool:
-    """Whether what was measured before is of runs that are wanted now, or what is wanted now is a part of those of
-    before; on the same data, as far as that is known."""
+    """Whether earlier measurements belong to runs that are wanted now, or the wanted runs are some of the earlier ones;
+    and on the same data, as far as that is known."""
     measured = {run for run, seconds in before.runs.items() if seconds is not None}
     wanted = now.runs.keys()
     same_data = all(now.data.get(name, there) == there for name, there in before.data.items())
@@ -82,7 +83,7 @@ def same_runs(before: EntryResult, now: EntryResult) -> bool:
 
 
 def with_earlier(before: EntryResult, now: EntryResult) -> EntryResult:
-    """What was measured now, and the rest of what was measured before."""
+    """The new measurements, and the rest of the earlier ones."""
     whole = before if now.runs.keys() < before.runs.keys() else now
     rows = {row: dict(columns) for row, columns in now.rows.items()}
     for row, columns in before.rows.items():
@@ -99,7 +100,7 @@ def with_earlier(before: EntryResult, now: EntryResult) -> EntryResult:
 
 
 def again(entry: PaperEntry, before: EntryResult, now: EntryResult) -> str:
-    """How far numbers are from those that were measured before, in words; empty where they cannot be compared."""
+    """How far the numbers are from earlier ones, in words; empty if they cannot be compared."""
     found: list[tuple[float, str]] = []
     columns = [column for column in entry.columns if column.unit == "%" and TIMED not in column.metric]
     for row, column in product(now.rows, columns if same_runs(before, now) else []):
@@ -121,7 +122,7 @@ def again(entry: PaperEntry, before: EntryResult, now: EntryResult) -> str:
 
 
 def columns_of(entry: PaperEntry, measured: EntryResult) -> list[PaperColumn]:
-    """The columns that have a number; in a smaller version there may be others than the entry's."""
+    """The columns that have a number; a smaller version may have columns that the entry does not have."""
     used = {name for row in measured.rows.values() for name, values in row.items() if there(values)}
     known = [column for column in entry.columns if column.name in used]
     return known + [PaperColumn(title=name) for name in sorted(used - {column.name for column in known})]
@@ -154,7 +155,7 @@ class Ordering(NamedTuple):
 
 
 def orderings(entry: PaperEntry, measured: EntryResult) -> list[Ordering]:
-    """Every claim that can be judged by what was measured: all seeds agree, or it is undecided."""
+    """Every claim that the measurements can decide. A claim is undecided unless all seeds agree."""
     columns = {column.name: column for column in columns_of(entry, measured)}
     found = []
     for claim in entry.claims:
@@ -193,7 +194,7 @@ def _judge(entry: PaperEntry, measured: EntryResult, claim: Claim, other: str, c
 
 
 def there(values: Sequence[float | None]) -> list[float]:
-    """Those that are there."""
+    """The values that exist."""
     return [value for value in values if value is not None]
 
 
@@ -202,21 +203,21 @@ def scaled(number: float, column: PaperColumn) -> float:
 
 
 def show(number: float, column: PaperColumn, beside: float | None = None) -> str:
-    """A number in its column's unit, in as many digits as one beside it."""
+    """A number in its column's unit, with as many digits as the one next to it."""
     size = abs(number if beside is None else beside)
     small = column.unit in ("", "MB") and 0 < size < 0.1
     return f"{number:,.{0 if size >= 1000 else 4 if small else 2}f}"
 
 
 def mean_std(measured: EntryResult, row: str, column: PaperColumn) -> tuple[float, float, int] | None:
-    """Mean and deviation over seeds, and how many there are."""
+    """Mean and deviation over seeds, and their number."""
     found = [scaled(value, column) for value in there(measured.numbers(row, column.name))]
     known = over_seeds(found)
     return (*known, len(found)) if known else None
 
 
 def cells(entry: PaperEntry, measured: EntryResult, row: str, column: PaperColumn) -> tuple[str, str, str]:
-    """Paper, here and difference as texts."""
+    """The paper's number, ours and the difference as texts."""
     paper = entry.paper_number(row, column.name) if column in entry.columns else None
     here = mean_std(measured, row, column)
     reported = "" if paper is None else show(paper.value, column) + (f" ± {paper.std:.2f}" if paper.std else "")

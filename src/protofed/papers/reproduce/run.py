@@ -34,7 +34,7 @@ FINGERPRINT = 12  # letters of the data's that are kept
 
 
 class Reproduced(NamedTuple):
-    """What there is of an entry after a command."""
+    """The state of an entry after a command."""
 
     entry: PaperEntry
     measured: EntryResult
@@ -65,7 +65,8 @@ def reproduce(
     tell: Callable[[str], None] = lambda text: None,
     probes: Probes = NO_PROBES,
 ) -> Report:
-    """Run what is not finished of these entries, the most important first, and measure all that is.
+    """Run what is not finished of these entries, the most important ones first, and measure everything that is. `only`:
+    label (experiment, method, seed, a parameter) -> values; other runs are left for later.
 
     `only`: label (experiment, method, seed, a parameter) -> values; runs with another one are left for later.
     """
@@ -113,7 +114,7 @@ def reproduce(
 
 
 def _why(began: float, limit: float | None) -> str:
-    """Why it was stopped."""
+    """The reason why it was stopped."""
     return "time is up" if limit and time.monotonic() - began >= limit else "stopped"
 
 
@@ -133,7 +134,7 @@ def _only(placed: Sequence[Placed], only: Mapping[str, Sequence[str]]) -> list[P
 
 
 def _brief(watch: SweepWatch | None) -> SweepWatch | None:
-    """The same remark on many runs is made once."""
+    """Remarks, of which one that many runs have is given once."""
     if watch is not None:
         said, note = set(), watch.note
 
@@ -148,7 +149,7 @@ def _brief(watch: SweepWatch | None) -> SweepWatch | None:
 
 
 def _place(cells: Sequence[Cell], folder: Path) -> list[Placed]:
-    """Where every run is; one that two entries need is there once."""
+    """The place of every run; a run that two entries need is there once."""
     where: dict[str, Path] = {}
     for cell, path in place(cells, folder):
         where.setdefault(cell.hash, path)
@@ -161,7 +162,7 @@ def _once(outcomes: Sequence[CellOutcome]) -> list[CellOutcome]:
 
 @contextmanager
 def _stopping_after(seconds: float | None) -> Iterator[None]:
-    """As if the user pressed Ctrl-C when the time is up: rounds at work are finished and saved."""
+    """Act as if the user pressed Ctrl-C when the time is up: running rounds are finished and saved."""
     timer = threading.Timer(seconds or 0, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
     usual = signal.getsignal(signal.SIGINT)
@@ -179,7 +180,7 @@ def _stopping_after(seconds: float | None) -> Iterator[None]:
 def _measure(
     plan: EntryPlan, placed: Sequence[Placed], out: Path, data_dir: Path | None, tell: Callable[[str], None]
 ) -> Reproduced:
-    """The numbers, the page and the figures of an entry, from the runs that are finished."""
+    """The numbers, page and figures of an entry, from its finished runs."""
     folder = out / f"{plan.entry.name}{'-quick' if plan.quick else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     began, lost = time.perf_counter(), list[str]()
@@ -202,7 +203,7 @@ def _measure(
 
 
 def _shown(done: Sequence[Done], views: Views) -> tuple[list[Done], list[str]]:
-    """The runs whose files are whole, models too where the entry looks at them; what is left out, in words."""
+    """The runs whose files are whole, including models if the entry needs them; and what is left out, in words."""
     kept, lost = [], []
     for one in done:
         try:
@@ -216,7 +217,7 @@ def _shown(done: Sequence[Done], views: Views) -> tuple[list[Done], list[str]]:
 
 
 def _check(result: Result) -> None:
-    """Raise where a file of a finished run is damaged."""
+    """Raise if a file of a finished run is damaged."""
     try:
         _fingerprint(result.folder)
         whole = result.rounds and result.clients and float(result.summary["seconds"]) >= 0
@@ -227,7 +228,7 @@ def _check(result: Result) -> None:
 
 
 def measure_columns(plan: EntryPlan, done: Sequence[Done], views: Views) -> EntryResult:
-    """The numbers of every column, one a seed."""
+    """The numbers of every column, one per seed."""
     seeds = list(dict.fromkeys(int(cell.labels["seed"]) for cell in plan.cells))
     rows: dict[str, dict[str, list[float | None]]] = {}
     spent = {one.cell.hash: float(one.result.summary["seconds"]) for one in done}
@@ -252,7 +253,7 @@ def _fingerprint(run: Path) -> str:
 
 
 def _columns(plan: EntryPlan) -> list[PaperColumn]:
-    """The entry's columns; where a smaller version has other parameters, one for each of their values."""
+    """The entry's columns; if a smaller version has other parameters, one for each of their values."""
     known = [column for column in plan.entry.columns if any(special.matches(column, cell) for cell in plan.cells)]
     if known:
         return known
@@ -267,7 +268,7 @@ def _sibling(done: Sequence[Done], one: Done, method: str) -> Result | None:
 
 
 def machine(about: dict[str, Any]) -> str:
-    """A GPU by its name, or how many cores."""
+    """The name of the GPU, or the number of cores."""
     if "device" not in about:
         return "a machine that is not known"
     return str(about["device"]) if about["device"] != "cpu" else f"{about.get('cpus', '?')} CPU cores"

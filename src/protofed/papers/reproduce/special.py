@@ -1,4 +1,4 @@
-"""Entries that are no runs: numbers that are counted, splits that are drawn, and FedNH's spirals."""
+"""Entries that are not runs: numbers that are counted, splits that are drawn, and FedNH's spirals."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def matches(column: PaperColumn, cell: Cell) -> bool:
 
 
 def count(plan: EntryPlan, data_dir: Path | None) -> Rows:
-    """Parameters of the model, and of a client's prototypes of all classes."""
+    """The parameters of the model, and of a client's prototypes of all classes."""
     rows: Rows = {}
     for cell in plan.cells:
         spec = prepare(cell.experiment, data_dir).engine.specs()[0]
@@ -36,7 +36,7 @@ def count(plan: EntryPlan, data_dir: Path | None) -> Rows:
 
 
 def partition_pictures(plan: EntryPlan, data_dir: Path | None, folder: Path) -> tuple[Rows, list[Path]]:
-    """A picture of every split, and how many classes a client has."""
+    """A picture of every split, and the number of classes per client."""
     rows: Rows = {}
     paths = []
     for cell in plan.cells:
@@ -50,7 +50,7 @@ def partition_pictures(plan: EntryPlan, data_dir: Path | None, folder: Path) -> 
 
 
 def spirals(plan: EntryPlan, seeds: list[int], folder: Path, tell: Callable[[str], None]) -> tuple[Rows, list[Path]]:
-    """FedNH's figure 1 for every seed; the pictures are of the first."""
+    """FedNH's figure 1 for every seed; the pictures are those of the first."""
     rows: Rows = {}
     paths = []
     for arms, setting in spiral.SETTINGS.items():

@@ -2,7 +2,7 @@
 
 One client has all the data. The free head is FedAvg's, trained with cross-entropy. The uniform head is FedNH's (Eq. 2)
 with the prototypes it starts from: six unit vectors 60 degrees apart, which only the server could turn. Learning rate,
-momentum and decay are the paper's, and momentum starts anew each epoch as in the authors' notebook. Clipping is ours:
+momentum and decay are the paper's, and momentum restarts each epoch as in the authors' notebook. Clipping is ours:
 without it this learning rate breaks FedNH's loss on the printed arms. How much the free head suffers depends on how
 many steps it gets: with small batches (64 on the printed arms, 512 on the released ones) its minority classes catch up.
 """
@@ -52,7 +52,7 @@ class TrainedPanel(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Whose spirals, and how long they are trained on."""
+    """Which spirals, and how long they are trained on."""
 
     domain: Callable[[list[int]], Domain]
     epochs: int
@@ -79,7 +79,7 @@ def picture(outcomes: Mapping[str, TrainedPanel], path: Path) -> None:
 
 
 def angles(vectors: np.ndarray) -> np.ndarray:
-    """Degrees between every two rows of (C, D), in the order (0, 1), (0, 2), ..., (1, 2), ..."""
+    """Angles in degrees between every two rows of (C, D), in the order (0, 1), (0, 2), ..., (1, 2), ..."""
     rows = vectors.astype(np.float64)
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(min=1e-12)
     first, second = np.triu_indices(len(rows), 1)
@@ -108,7 +108,7 @@ def released(counts: list[int], width: float = 0.5) -> Domain:
 
 
 def fit(method: Method, domain: Domain, epochs: int, batch_size: int, seed: int) -> TrainedPanel:
-    """Train one client that has everything, and measure it on the balanced test set."""
+    """Train one client that has all data, and measure it on the balanced test set."""
     federation = Federation([domain], Iid()([domain], 1, seed), seed=seed, batch_size=batch_size)
     module = fresh(lambda: MlpSpiral(domain.shape, domain.classes), seed)
     model, (params, buffers) = FunctionalModel(module), state(module)
@@ -164,7 +164,8 @@ def _panel(letter: str, outcome: TrainedPanel) -> Panel:
 
 
 def _plot(z: np.ndarray, y: np.ndarray, vectors: np.ndarray) -> Plot:
-    """Embeddings (N, 2) of classes (N,), coloured by class, and what the head compares them with: a vector a class."""
+    """Embeddings (N, 2) of classes (N,), coloured by class, and the vectors that the head compares them with, one per
+    class."""
     colours = [COLOURS[k % len(COLOURS)] for k in range(len(vectors))]
     length, random = np.linalg.norm(z, axis=1), np.random.default_rng(0)
     unit = bool(np.allclose(length, 1, atol=1e-3))

@@ -16,7 +16,7 @@ Range = dict[str, tuple[float, float]]  # of each key that can be chosen: from, 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the assumptions of either theorem bound, and the squared gradient norm on the way of one round."""
+    """The quantities that the assumptions of either theorem bound, and the squared gradient norm along one round."""
 
     L1: float  # smoothness of the local objective (FedNH: L_g)
     L2: float  # Lipschitz constant of the embedding in the parameters (FedNH: M_f)
@@ -32,15 +32,16 @@ class Constants:
 
     @property
     def alone(self) -> float | None:
-        """The largest step with which local training alone is sure to lower the loss."""
+        """The largest step with which local training alone is certain to lower the loss."""
         return _over(self.grad_sq, self.noisy)
 
     def decrease(self, step: float) -> float:
-        """How much a round of local training lowers the loss at least (lemma 1; FedNH's Eq. 8)."""
+        """The least amount by which a round of local training lowers the loss (lemma 1; FedNH's Eq. 8)."""
         return self.steps * step * (self.grad_sq - self.noisy * step)
 
     def floor(self, step: float, price: float) -> float | None:
-        """The smallest mean squared gradient norm that can be promised, if a step costs `price` beside (theorem 2)."""
+        """The smallest mean squared gradient norm that can be promised, if each step costs `price` in addition (theorem
+        2)."""
         left = 2 - step * self.L1
         return (step * self.L1 * self.sigma2 + 2 * price) / left if left > 0 else None
 
@@ -71,7 +72,8 @@ def fedproto(c: Constants, step: float, lam: float, pull: float) -> LossBounds:
 
 
 def fedproto_range(several: Sequence[tuple[Constants, float]]) -> Range:
-    """Half of either bound, of constants and `pull`: every lr and lam in it satisfy theorem 1 together for all."""
+    """Half of either bound, from constants and `pull`: every lr and lam below these satisfy theorem 1 together, for all
+    of them."""
     highest = {
         "lr": [c.alone for c, _ in several],
         "lam": [_over(c.grad_sq, pull * c.L2 * c.G) for c, pull in several],
@@ -118,7 +120,7 @@ def fednh_range(several: Sequence[tuple[Constants, float, float]]) -> Range:
 
 
 def _highest(concave: Callable[[float], float], top: float) -> float:
-    """The most that a concave function reaches between 0 and `top`."""
+    """The largest value that a concave function reaches between 0 and `top`."""
     low, high = 0.0, top
     for _ in range(THIRDS):
         left, right = low + (high - low) / 3, high - (high - low) / 3

@@ -17,7 +17,7 @@ from protofed.ops import random
 
 ITERATIONS = 20  # of Lanczos' method at most
 CLOSE = 0.01  # relative growth of the estimate, below which it is done
-TINY = 1e-6  # what is left of a product beside all before it, relative to the estimate: nothing
+TINY = 1e-6  # a product whose new part is smaller than this, relative to the estimate, adds nothing
 NEAR = 1e-3  # step of a difference quotient, relative to the parameters' length
 
 Objective = Callable[[Params], Tensor]  # a loss
@@ -30,7 +30,7 @@ def length(params: Params) -> float:
 
 
 def apart(left: Params, right: Params) -> float:
-    """The Euclidean distance of two sets of tensors with the same names."""
+    """The Euclidean distance between two sets of tensors with the same names."""
     return length({name: value - right[name] for name, value in left.items()})
 
 
@@ -43,7 +43,8 @@ def slope(objective: Objective, params: Params) -> tuple[float, Params]:
 
 
 def curvature(objective: Objective, params: Params, key: Tensor) -> float:
-    """The largest absolute eigenvalue of the Hessian here, from below, by Lanczos' method.
+    """The largest absolute eigenvalue of the Hessian at this point, from below, by Lanczos' method. Its products are
+    difference quotients where autograd cannot differentiate twice, for example at a norm of 0.
 
     Its products are difference quotients where autograd cannot differentiate twice, as at a norm of 0.
     """
@@ -101,7 +102,7 @@ class Noise(NamedTuple):
 
 
 def noise(batches: Sequence[Params], whole: Params, had: int, there: int) -> Noise:
-    """What gradients of mini-batches say beside that of `had` of them together, taken from the `there` of an epoch."""
+    """The noise of mini-batch gradients around `whole`, the mean of `had` of an epoch's `there` batches."""
     norms = [length(grads) for grads in batches]
     distances = [apart(grads, whole) ** 2 for grads in batches]
     many = max(len(batches), 1)
@@ -124,7 +125,7 @@ def _largest(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """The norm of a symmetric linear map, from below, by Lanczos' method: it grows from one product to the next."""
     vector, before, found = start / torch.linalg.vector_norm(start), torch.zeros_like(start), 0.0
     diagonal: list[float] = []  # of the map in the orthonormal basis that its powers of the start span,
-    beside = [0.0]  # and the entries beside it, from the second on
+    beside = [0.0]  # and the entries next to it, from the second on
     for _ in range(ITERATIONS):
         image = product(vector).to(start.dtype)
         diagonal.append(float(image @ vector))
@@ -153,7 +154,7 @@ def _grad(
     again: bool = False,
     keep: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Gradients with respect to all leaves, zero where one does not occur."""
+    """Gradients with respect to all leaves; zero for a leaf that does not occur."""
     if isinstance(value, Tensor) and not value.requires_grad:
         return tuple(torch.zeros_like(leaf) for leaf in leaves.values())
     return torch.autograd.grad(

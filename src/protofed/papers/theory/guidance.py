@@ -15,8 +15,8 @@ from protofed.engines.resources import torch_settings
 from protofed.errors import UserError
 from protofed.explain.explain import explainable
 from protofed.papers.theory.bounds import Constants, Range
-from protofed.papers.theory.entry import Tell, as_lr, measure_round, measured_clients, why_not
 from protofed.papers.theory.measure import share
+from protofed.papers.theory.rounds import Tell, as_lr, measure_round, measured_clients, why_not
 from protofed.papers.theory.theorems import Measurement, theorem_of
 from protofed.runs.cohort import draw_cohort
 from protofed.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def guidance(
 
 
 def _guide(experiment: Experiment, engine: ReferenceEngine, tell: Tell) -> dict[str, Any]:
-    """From the first rounds of a few clients, as if they were all."""
+    """From the first rounds of a few clients, as if they were all clients."""
     method = experiment.method
     server = tree_map(lambda tensor: tensor.to(engine.federation.device), method.init_server(engine.specs()[0]))
     cohort = draw_cohort(experiment, 0)
@@ -69,8 +69,8 @@ def _guide(experiment: Experiment, engine: ReferenceEngine, tell: Tell) -> dict[
 
 
 def guidance_of_run(run: Path, trust: bool, tell: Callable[[str], None]) -> tuple[Experiment, dict[str, Any] | None]:
-    """The experiment of a run, and what its measured rounds suggest, where there are any. `tell` hears which code of
-    others is imported, where that is trusted."""
+    """The experiment of a run, and what its measured rounds suggest, if there are any. `tell` hears which code of
+    others is imported, if it is trusted."""
     folder = RunFolder(run)
     if not folder.exists:
         raise UserError(
@@ -100,7 +100,7 @@ def _told(experiment: Experiment, found: Sequence[tuple[int, Entry]], source: st
 
 
 def _assumptions(found: Sequence[tuple[int, Entry]]) -> str:
-    """Those of the last round, and what is said of earlier ones alone."""
+    """The bounds of the last round, and remarks on those of earlier rounds alone."""
     *before, (_, last) = found
     parts = [last["assumptions"]]
     for number, entry in before:
@@ -110,7 +110,7 @@ def _assumptions(found: Sequence[tuple[int, Entry]]) -> str:
 
 
 def _suggests(experiment: Experiment, entries: Sequence[Entry]) -> Range:
-    """What would satisfy the theorem in all of these rounds."""
+    """Values that satisfy the theorem in all of these rounds."""
     theorem = theorem_of(experiment.method)
     if theorem is None or not all(entry["suggests"] for entry in entries):
         return {}
@@ -119,7 +119,7 @@ def _suggests(experiment: Experiment, entries: Sequence[Entry]) -> Range:
 
 
 def _measurement(entry: Entry) -> Measurement:
-    """The worst client of a round."""
+    """The client of a round with the worst constants."""
     constants = {key: entry[key] for key in ("L1", "L2", "G", "sigma2", "grad_sq")}
     exchange: dict[str, float] = {key: entry[key] for key in ("pull", "averaging", "turning") if key in entry}
     return Constants(**constants, steps=min(entry["steps"])), exchange

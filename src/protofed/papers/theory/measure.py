@@ -1,4 +1,4 @@
-"""The constants of one client's round: its local training is repeated, and measured at some points of the way."""
+"""The constants of one client's round: its local training is repeated, and measured at some points along the way."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
@@ -22,13 +22,13 @@ from protofed.papers.theory.theorems import Round, Theorem
 STEPS = 100  # of a client's round that are repeated at most
 POINTS = 10  # of them at which the gradient is measured
 SAMPLES = 128  # of a client that stand for all its data,
-AT_LEAST = 8  # or so many batches, where those are more
+AT_LEAST = 8  # or this many batches, if that is more
 BATCHES = 16  # mini-batches whose gradients are measured at the first, middle and last point
 INPUTS = 4  # samples whose embedding is differentiated
 
 
 class Gradients(NamedTuple):
-    """What was found at one point of a client's way."""
+    """The measurements at one point of a client's way."""
 
     client: Client
     grads: Params  # of all samples
@@ -45,7 +45,7 @@ class RoundMeasurement(NamedTuple):
 
 
 class ClientRound:
-    """One client in one round, which it takes again."""
+    """One client in one round, which is repeated."""
 
     def __init__(
         self, engine: ReferenceEngine, method: Method, theorem: Theorem, number: int, round: int, down: Tree
@@ -69,7 +69,7 @@ class ClientRound:
         return self.engine.federation.epoch(self.number, self.round, epoch)
 
     def measured(self, ended: Client, next_down: Tree) -> RoundMeasurement:
-        """Everything, at the points of the way and from one to the next."""
+        """All constants, at the points along the way and between them."""
         places = [self._place(client) for client in self._way()]
         noises = [self._noise(places[i]) for i in _spaced(len(places), 3)]
         following = self.method.receive(self.model, ended, self.data, next_down)
@@ -95,7 +95,7 @@ class ClientRound:
         )
 
     def _way(self) -> list[Client]:
-        """The client before its first and last step and some between, as it trained."""
+        """The client before its first and last step and some in between, as it trained."""
         many = min(self.steps, STEPS)
         chosen = _spaced(many, POINTS)
         client, optimizer = self.began, self.engine.optimizer
@@ -127,11 +127,11 @@ class ClientRound:
         return estimators.noise(parts, place.grads, len(self.batches), self.per_epoch)
 
     def _objective(self, client: Client, batch: Batch, down: Tree, draw: int = 0) -> Objective:
-        """The loss that is trained as a function of what is trained."""
+        """The training loss as a function of the trained parameters."""
         return lambda trained: self._loss(client._replace(params=client.params | trained), down, batch, draw)
 
     def _loss(self, client: Client, down: Tree, batch: Batch | None = None, draw: int = 0) -> Tensor:
-        """The loss that is trained, with weight decay; of all samples if no batch is given."""
+        """The training loss, with weight decay; over all samples if no batch is given."""
         batch = self.whole if batch is None else batch
         decay = 0.0 if self.phase.plain else self.engine.optimizer.weight_decay
         model = self.model.training(client.buffers, random.fold(self.key, draw), batch.mask)
@@ -189,7 +189,7 @@ def _ends(places: Sequence[Gradients]) -> Sequence[Gradients]:
 
 
 def _spaced(many: int, most: int) -> list[int]:
-    """The first and last of many numbers, and some evenly between."""
+    """The first and last of many numbers, and some evenly spaced ones in between."""
     return sorted({i * (many - 1) // (most - 1) for i in range(most)})
 
 
@@ -198,11 +198,11 @@ def _ratio(far: float, moved: float) -> float:
 
 
 def effective(optimizer: Optimizer, phase: Phase, round: int) -> float:
-    """The step of plain SGD that goes as far: momentum repeats each step, shrinking, so that they add up."""
+    """The step of plain SGD that goes equally far: momentum repeats each step in ever smaller parts, which add up."""
     rate = optimizer.rate(round) if phase.lr is None else phase.lr
     return rate / share(optimizer, phase)
 
 
 def share(optimizer: Optimizer, phase: Phase) -> float:
-    """What is given as lr, of what goes as far as a step of plain SGD."""
+    """The lr to set for a step that goes as far as this step of plain SGD."""
     return 1.0 if phase.plain else 1 - optimizer.momentum

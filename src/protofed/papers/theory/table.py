@@ -51,7 +51,7 @@ def guidance_table(console: Console, told: Mapping[str, Any]) -> None:
 
 
 def _some(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first, the last and some between."""
+    """The first, the last and some rounds in between."""
     many = min(SHOWN, len(rounds))
     return [rounds[i * (len(rounds) - 1) // max(many - 1, 1)] for i in range(many)]
 
@@ -81,7 +81,7 @@ def advice(told: Mapping[str, Any]) -> list[str]:
 
 
 def _span(span: list[float]) -> str:
-    """Rounded inwards: what is printed satisfies the condition too."""
+    """A bound rounded inwards, so that the printed number satisfies the condition too."""
     low, high = span
     if high == 1:
         return f"from {_rounded(low, digits_below_one(low), math.ceil)}"
@@ -90,7 +90,7 @@ def _span(span: list[float]) -> str:
 
 
 def _rounded(value: float, digits: int, way: Callable[[float], int]) -> str:
-    """So many significant digits, rounded up or down."""
+    """This many significant digits, rounded up or down."""
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1) if value > 0 else 1.0
     slack = 1e-9 if way is math.floor else -1e-9  # a number of so few digits stays as it is
     return f"{way(value / unit + slack) * unit:.{digits}g}"

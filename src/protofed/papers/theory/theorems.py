@@ -1,4 +1,4 @@
-"""For which methods there is a theorem, and what it asks of a round beside the constants of local training."""
+"""The methods with a theorem, and what it needs from a round in addition to the constants of local training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -37,28 +37,28 @@ class Round(NamedTuple):
 
 
 class Theorem(Protocol):
-    """One paper's."""
+    """The theorem of one paper."""
 
     which: str
     squared: bool  # whether G bounds E|g|^2 or E|g|
 
     def embed(self, model: Model, client: Client, x: Tensor) -> Tensor:
-        """The f of the paper."""
+        """The function f of the paper."""
 
     def exchange(self, method: Any, round: Round) -> dict[str, float]:
         """What the step from one round to the next costs, in constants."""
 
     def verdict(self, method: Any, constants: Constants, step: float, exchange: Mapping[str, float]) -> LossBounds:
-        """The bounds."""
+        """The theorem's bounds."""
 
     def suggests(self, several: Sequence[Measurement]) -> Range:
-        """What would satisfy the theorem for all of these."""
+        """Values that satisfy the theorem for all of these."""
 
     def chosen(self, method: Any) -> dict[str, float]:
-        """What can be chosen beside the step size."""
+        """What can be chosen besides the step size."""
 
     def uncovered(self, before: Any, after: Any) -> list[str]:
-        """What of the server's step is outside of the theorem."""
+        """What the theorem does not cover of the server's step."""
 
 
 class OfFedProto:

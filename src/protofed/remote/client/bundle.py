@@ -43,6 +43,11 @@ def make_worker(
         )
     if min_count < 0:
         raise UserError(f"--min-count {min_count} should be 0 or more.")
+    if min_count > 1 and experiment.privacy.unit == "sample":
+        raise UserError(
+            f"--min-count {min_count} leaves out small classes, which shows how many samples there are, and "
+            "privacy.unit = 'sample' hides that already. Leave it out."
+        )
     task = task if task.classes else task_of(experiment)
     choice = choose_model(model, experiment, settings.number)
     domain = embedded_here(experiment, choice, client_domain(data, experiment, settings.number, task), tell)

@@ -66,10 +66,7 @@ def about_embeddings(choice: ModelChoice, engine: ReferenceEngine, number: int) 
 def _plain(experiment: Experiment, size: int) -> str:
     privacy = experiment.privacy
     if privacy.noisy:
-        return (
-            f"  in all about {size:,} bytes: cut to a length of {privacy.clip:g} and noised before they are sent. "
-            "No loss is sent"
-        )
+        return f"  in all about {size:,} bytes: {_cut(experiment)} and noised before they are sent. No loss is sent"
     return f"  in all {size:,} bytes, and its mean training loss, seen singly"
 
 
@@ -81,11 +78,20 @@ def _masked(experiment: Experiment, up: Tree, cohort: int) -> str:
     vector, keys = sizes_of(privacy, up, cohort, loss=not privacy.noisy)
     what, values = "all of it, and its mean training loss", f"values from -{privacy.range:g} to {privacy.range:g}"
     if privacy.noisy:
-        what, values = f"all of it, cut to a length of {privacy.clip:g} and noised", "no loss"
+        what, values = f"all of it, {_cut(experiment)} and noised", "no loss"
     return (
         f"  {what}, as {vector:,} bytes of masked numbers ({privacy.bits} bits each, {values}), "
         f"with {keys:,} bytes of keys and shares"
     )
+
+
+def _cut(experiment: Experiment) -> str:
+    """How an upload is bounded before it is noised."""
+    privacy = experiment.privacy
+    if privacy.unit == "client":
+        return f"cut to a length of {privacy.clip:g}"
+    kept = f", their sums cut to {privacy.range:g}" if privacy.secure_sum else ""
+    return f"sums over samples, each cut to a length of {privacy.clip:g}{kept},"
 
 
 def _tensors(experiment: Experiment, listed: list[Leaf]) -> list[str]:

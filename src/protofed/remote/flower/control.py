@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import ssl
 import threading
 import time
@@ -31,12 +32,13 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from protofed.errors import UserError
+from protofed.remote.flower.parcel import PIECE
 
 READY_SECONDS = 120.0
 PROBE_SECONDS, ANSWER_SECONDS = 4.0, 20.0  # between two probes; for an answer
 PATIENCE_SECONDS = 20.0  # in which a busy SuperLink is asked again
 AWAY = (500, 502, 503, 504)
-MOST_PARTS = 1024  # of an answer, each of which the SuperLink notes by itself; ours have three and two for every 5 MB
+FEW_PARTS = 16  # of an answer, each of which the SuperLink keeps by itself; ours have three and two for every 5 MB
 LATEST = 1e11  # seconds since 1970; no time in an answer is later, and none is NaN
 Returned = TypeVar("Returned")
 
@@ -144,11 +146,17 @@ def node_asking(request: bytes) -> int:
         return 0
 
 
-def sound(request: bytes) -> bool:
-    """Whether a call that announces an answer is of the form that ours have.
+def most_parts(limit: int) -> int:
+    """Parts that an answer of so many bytes has at most."""
+    return FEW_PARTS + 2 * math.ceil(limit / PIECE)
+
+
+def sound(request: bytes, parts: int) -> bool:
+    """Whether a call that announces an answer is of the form that ours have, with so many parts at most.
 
     The SuperLink believes what a client writes about its answer: times that are not numbers, which it cannot read back
-    later, and another client's node.
+    later, and another client's node. And it keeps all parts that are announced with an answer, also if they are not
+    part of that answer, and again with each announcement of the same answer.
     """
     try:
         told = PushMessagesRequest.FromString(request)
@@ -156,9 +164,9 @@ def sound(request: bytes) -> bool:
         return False
     if len(told.messages_list) != 1 or len(told.message_object_trees) != 1:
         return False
-    if sum(1 for _ in iterate_object_tree(told.message_object_trees[0])) > MOST_PARTS:
+    about, tree = told.messages_list[0].metadata, told.message_object_trees[0]
+    if tree.object_id != about.message_id or sum(1 for _ in iterate_object_tree(tree)) > parts:
         return False
-    about = told.messages_list[0].metadata
     numbers = (about.created_at, about.ttl, *told.clientapp_runtime_list)
     whose = about.src_node_id == told.node.node_id and about.dst_node_id == SUPERLINK_NODE_ID
     return whose and all(0 <= number < LATEST for number in numbers)

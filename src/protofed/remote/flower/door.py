@@ -14,18 +14,18 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from protofed.remote.flower.agreed import ABOUT, FINISHED, FLEET, HOLD_SECONDS, STRANGER, UNKNOWN
-from protofed.remote.flower.control import node_asking, run_in, sound
+from protofed.remote.flower.agreed import ABOUT, FINISHED, FLEET, HOLD_SECONDS, STRANGER, UNKNOWN, UNSIGNED
+from protofed.remote.flower.control import most_parts, node_asking, run_in, sound
 from protofed.remote.flower.installed import need_flower
 from protofed.remote.flower.parcel import PIECE
 from protofed.remote.flower.processes import changed
 from protofed.remote.flower.proxy import Answer, Headers, Relay, Request, Upstream
+from protofed.remote.flower.signed import named_key, signed
 from protofed.version import VERSION
 
 ROUTES = ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
           "push-object", "pull-object", "confirm-message-received")  # fmt: skip
 WITHOUT_KEYS = ("register-node",)  # in insecure mode clients register themselves
-CALLER = b"flwr-public-key"
 FAREWELL_SECONDS = 6.0  # in which every client asks at least once
 LOOK_SECONDS = 0.05
 BUSY, TRIES, BUSY_SECONDS = 500, 6, 0.5  # SuperLink's answer when SQLite is locked for long; it is asked again
@@ -44,7 +44,7 @@ class Door:
     ) -> None:  # fmt: skip
         self.folder, self.experiment = folder, experiment
         self.keys = None if keys is None else {base64.b64encode(key) for key in keys}  # None: whoever comes
-        self.largest = min(limit, PIECE) + BESIDE
+        self.largest, self.parts = min(limit, PIECE) + BESIDE, most_parts(limit)
         self.stamp, self.certificate = pushed_file(folder), folder / "server.crt"
         tls = ssl.create_default_context(cafile=inner) if inner else None
         self.upstream = Upstream(superlink, tls, timeout=60)
@@ -94,20 +94,23 @@ class Door:
 
         caller = self._caller(request.headers)
         if not caller:
-            return Answer(UNKNOWN, STRANGER)
+            return Answer(UNSIGNED) if self._known(request.headers) else Answer(UNKNOWN, STRANGER)
         try:
             if request.route == FLEET + "pull-messages":
                 return await self._pull(request, caller)
-            if request.route == FLEET + "push-messages" and not sound(request.body):
+            if request.route == FLEET + "push-messages" and not sound(request.body, self.parts):
                 return Answer(400, b"this is not a client's answer\n")
             return await self._ask(request)
         except httpx.TransportError:
             return Answer(503, b"the federation's server is starting\n")
 
     def _caller(self, headers: Headers) -> bytes:
-        """The key that a call claims to be signed with; empty if it is not one of the federation's."""
-        key = next((value for name, value in headers if name == CALLER), b"")
-        return key if self.keys is None or key in self.keys else b""
+        """The key that a call is signed with; empty if it is not one of the federation's, or did not sign it."""
+        return named_key(headers) if self.keys is None or (self._known(headers) and signed(headers)) else b""
+
+    def _known(self, headers: Headers) -> bool:
+        """Whether a call names a key of the federation's, which anybody may do."""
+        return self.keys is not None and named_key(headers) in self.keys
 
     def _limit(self, route: str) -> int:
         """How many bytes of a call are read before anybody has checked its signature."""

@@ -44,7 +44,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from protofed.errors import UserError
-from protofed.remote.flower.agreed import FINISHED, HOLD_SECONDS, STRANGER, UNKNOWN
+from protofed.remote.flower.agreed import FINISHED, HOLD_SECONDS, STRANGER, UNKNOWN, UNSIGNED
 from protofed.remote.flower.diagnose import CannotJoin, explain_failure
 from protofed.remote.flower.parcel import assembled, content_of, unpacked
 
@@ -54,7 +54,7 @@ GOODBYE_SECONDS = 3.0
 HEARTBEAT_SECONDS = 30.0  # Flower takes a client to be gone after two of these without a heartbeat
 OBJECT_SECONDS, LOOK_SECONDS = 60.0, 0.2  # for the server to have all of a message that it announced
 MOST_OBJECTS, MOST_BYTES = 4096, 1 << 32  # of one message
-BUSY, STARTING, UNSIGNED, LARGE = (429, 500), (502, 503, 504), 401, 413
+BUSY, STARTING, LARGE = (429, 500), (502, 503, 504), 413
 STILL_THERE, TAKEN = 412, 409  # for who joins: it is connected already; for who registers: it is registered already
 
 

@@ -4,6 +4,7 @@ Flower's own waits in `pull_messages` until all parts of an answer have been upl
 whose upload was cut off would hold up everybody, whenever it likes.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -103,18 +104,24 @@ class MailGrid(HttpGrid):  # type: ignore[misc]  # mypy does not follow Flower, 
                 raise TypeError(type(message).__name__)
         except Exception as error:  # whatever Flower's reader stumbles over in what a client sent
             return self._failed(request, ErrorCode.UNKNOWN, f"it cannot be read ({type(error).__name__})")
-        self._runtime_client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(
-                node=self.node, run_id=self.run.run_id, message_object_id=coming.identifier
-            )
-        )  # fmt: skip
+        self._confirm(coming)
         del self._coming[request]
         # What it answers is what the SuperLink checked, not what the client wrote into it.
         message.metadata.__dict__["_reply_to_message_id"] = request
         return message
 
+    def _confirm(self, coming: Coming) -> None:
+        """Tell the SuperLink that it need not keep an answer."""
+        told = ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run.run_id, message_object_id=coming.identifier
+        )  # fmt: skip
+        self._runtime_client.ConfirmMessageReceived(told)
+
     def _failed(self, request: str, code: int, reason: str) -> Message:
-        self._coming.pop(request, None)
+        """An error in place of an answer, of which nothing is kept."""
+        if coming := self._coming.pop(request, None):
+            with contextlib.suppress(httpx.HTTPStatusError):
+                self._confirm(coming)
         node = self.node.node_id
         metadata = Metadata(
             run_id=self.run.run_id, message_id="", src_node_id=node, dst_node_id=node, reply_to_message_id=request,

@@ -37,16 +37,20 @@ class NoisedEngine(UntoldEngine):
         up = read_tree(message.body, member.form)
         if float(up.weight) != 1:
             raise Refused(f"its upload counts {float(up.weight):g}, where every client counts once")
-        if (largest := float(up.total.abs().max())) > self._farthest:
+        if (largest := float(up.total.abs().max())) > self._farthest(member.number):
             raise Refused(f"its upload has a number {largest:.3g} from 0, and with clip and noise none is so far")
         device = self.here.federation.device
         return tree_map(lambda tensor: tensor.to(device), up), Mean(torch.zeros(()), torch.zeros(()))
 
+    def _farthest(self, number: int) -> float:
+        """No number of a client's honest upload is farther from 0: noise is at most so long, and is rounded."""
+        privacy = self.experiment.privacy
+        units = 1 if privacy.unit == "client" else self.roster.settings.most_samples(number)
+        return 1.001 * privacy.clip * (units + FARTHEST * self._noise)
+
     @cached_property
-    def _farthest(self) -> float:
-        """No number of an honest upload is farther from 0: noise is at most so long, and is rounded."""
-        clip, noise = self.experiment.privacy.clip, noise_of(self.experiment)
-        return 1.001 * clip * (1 + FARTHEST * noise)
+    def _noise(self) -> float:
+        return noise_of(self.experiment)
 
     def _bounded(
         self, answers: Answers, dealt: Mapping[int, Tree], members: Sequence[Member]

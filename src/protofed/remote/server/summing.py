@@ -14,7 +14,8 @@ from protofed.atomic import write_atomically
 from protofed.config.experiment import Experiment
 from protofed.method import Mean, Tree
 from protofed.privacy.collector import SumCollector
-from protofed.privacy.fault import SumFault
+from protofed.privacy.disputes import Suspects
+from protofed.privacy.fault import SpoiltSum, SumFault
 from protofed.privacy.fixed import Grid, means_of
 from protofed.privacy.graph import needed
 from protofed.privacy.keys import PUBLIC
@@ -45,7 +46,8 @@ class Summed(NamedTuple):
     asked: Replies
     up_bytes: int
     down_bytes: int
-    sick: tuple[int, ...] = ()  # who should not take part in the next try
+    liars: tuple[int, ...] = ()  # who should not take part in the next try
+    unsettled: tuple[int, ...] = ()  # pairs of members of whom one lies each, one after another
     over: bool = False  # there will be no sum of this round
 
 
@@ -68,6 +70,8 @@ class ServerSums:
         quick = replace(rules, deadline_s=min(rules.deadline_s, STEP_SECONDS))
         self.steps = Asking(roster, status, quick, look)
         self.up_bytes = self.down_bytes = 0
+        self.suspects = Suspects()
+        self._told: tuple[int, ...] = ()  # who is suspected, as it was last said
 
     def begun(self, round: int) -> list[int] | None:
         """Over whom the sum of this round was to be opened, if that was said already."""
@@ -105,18 +109,56 @@ class ServerSums:
             opened = grid.decode(collector.total(), form, len(collector.survivors))
         except SumFault as fault:
             return self._failed(round, one, asked, fault)
-        self._blame(collector.liars, "its shares of other clients' masks were wrong")
+        liars = self._named(one)
+        self._tell_unsettled(round, collector.disputes.unsettled())
+        self.suspects.opened(set(collector.survivors))
         if opened.cut:
             self.status.tell(cut_note(round, opened.cut, privacy.range))
         numbers = tuple(collector.survivors)
-        return Summed(opened.up["up"], opened.up.get("loss"), numbers, asked, self.up_bytes, self.down_bytes)
+        return Summed(opened.up["up"], opened.up.get("loss"), numbers, asked, self.up_bytes, self.down_bytes, liars)
 
     def _failed(self, round: int, one: "_Try", asked: Replies, fault: SumFault) -> Summed:
         self.status.tell(f"round {round}: no sum: {fault}")
-        blamed = {*one.accused(), *one.collector.liars}
-        self._blame(blamed, "other clients say that its keys or shares do not match")
+        liars = self._named(one)
+        own = set(fault.accused).difference(liars)
+        self._blame(own, "its mask is not the one that it shared")
+        unsettled = one.collector.disputes.unsettled(own)
+        self._tell_unsettled(round, unsettled)
         over = one.opening and not self.again(round)
-        return Summed(None, None, (), asked, self.up_bytes, self.down_bytes, tuple(blamed), over)
+        if over and isinstance(fault, SpoiltSum):
+            self.suspects.spoilt(set(one.collector.survivors))
+            self._tell_suspects(round)
+        pairs = tuple(number for pair in unsettled for number in pair)
+        return Summed(None, None, (), asked, self.up_bytes, self.down_bytes, (*liars, *own), pairs, over)
+
+    def _named(self, one: "_Try") -> tuple[int, ...]:
+        """Who lies, as far as it shows; each is told of."""
+        found = one.collector.disputes.liars()
+        earlier = found if one.at_odds is None else found & one.at_odds
+        self._blame(earlier, "its keys or shares do not match those of other clients")
+        self._blame(found - earlier, "its shares of other clients' masks were wrong")
+        return tuple(sorted(found))
+
+    def _tell_unsettled(self, round: int, pairs: Sequence[tuple[int, int]]) -> None:
+        for one, other in pairs:
+            names = f"{self.roster.name(one)} and {self.roster.name(other)}"
+            self.status.tell(f"round {round}: {names} contradict each other: one of them lies, and nothing shows which")
+            self.status.log("contradict", sync=False, round=round, clients=[one, other])
+
+    def _tell_suspects(self, round: int) -> None:
+        among = tuple(self.suspects.among)
+        if among == self._told:
+            return
+        self._told, names = among, ", ".join(map(self.roster.name, among))
+        if len(among) > 1:
+            said = f"one of {names} masked with other numbers than it shared, or more of them. Nothing shows which, so "
+            said += "if it can be done without, some of them are left out of the next rounds"
+        else:
+            said = (
+                f"{names} was in every sum that did not open, and is left out from now on. Ban it if it is no accident"
+            )
+        self.status.tell(f"round {round}: {said}")
+        self.status.log("suspected", sync=False, round=round, clients=list(among))
 
     def again(self, round: int) -> bool:
         """Count a try of a sum that was begun and did not open; whether there is another one."""
@@ -144,7 +186,7 @@ class _Try:
     ) -> None:
         self.sums, self.collector, self.round, self.attempt, self.members = sums, collector, round, attempt, members
         self.opening = False
-        self._accusers: dict[int, set[int]] = {}
+        self.at_odds: set[int] | None = None  # who lies, as it shows before the sum is opened
 
     def keys(self, bodies: Sequence[bytes]) -> Replies:
         """Step 1, with training."""
@@ -193,6 +235,7 @@ class _Try:
     def open(self) -> None:
         """Step 4; who gives no answer is asked again while it is needed."""
         collector, self.opening = self.collector, True
+        self.at_odds = collector.disputes.liars()
         left = pack_left(set(collector.survivors), sorted(collector.adverts))
         waiting = list(collector.survivors)
 
@@ -209,11 +252,6 @@ class _Try:
                 break
             self._ask("open", dict.fromkeys(here, left), read)
 
-    def accused(self) -> list[int]:
-        """Who is accused by more members than a sum can do without: fewer could be liars themselves."""
-        spare = len(self.collector.adverts) - self.collector.threshold
-        return [number for number, by in sorted(self._accusers.items()) if len(by) > spare]
-
     def _here(self, number: int) -> bool:
         known = self.sums.roster.members.get(number)
         return known is not None and known.session == self.members[number].session
@@ -228,7 +266,7 @@ class _Try:
         )
         for number, blamed in asked.accused.items():
             for other in set(blamed) & self.members.keys():
-                self._accusers.setdefault(other, set()).add(number)
+                self.collector.disputes.add(number, other)
 
     def _size(self, message: Message, size: int) -> None:
         check_answer(message.head, "answer")

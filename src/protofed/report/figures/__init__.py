@@ -22,7 +22,7 @@ FIGURES = (accuracy, clients, partition, embeddings, similarity, drift, confusio
 
 
 def figures(groups: Sequence[Group], tell: Callable[[int, int], None] | None = None) -> Iterator[Figure]:
-    """All figures; one for which no run has the numbers says so."""
+    """All figures; a figure says so if no run has its numbers."""
     for done, kind in enumerate(FIGURES):
         if tell is not None:
             tell(done, len(FIGURES))

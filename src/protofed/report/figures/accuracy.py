@@ -63,7 +63,7 @@ def _plot(groups: Sequence[Group], column: Column, against: str) -> Plot:
 def curve(
     group: Group, what: str | Column, factor: float = 1.0, against: str = "rounds", dash: str = ""
 ) -> Line | None:
-    """A number of the rounds: the mean over those seeds that have it, and the deviation."""
+    """A number by round: the mean over the seeds that have it, and the deviation."""
     values: dict[int, list[float]] = {}
     for run in group.runs:
         for round, value in zip(*(what.along(run) if isinstance(what, Column) else run.column(what)), strict=True):
@@ -88,7 +88,8 @@ def curve(
 
 
 def _places(group: Group, against: str) -> dict[int, float]:
-    """Where each round lies: what rounds take is averaged over the seeds that have them, and added up."""
+    """The position of each round on the axis: the cost of rounds, averaged over the seeds that have them and summed
+    up."""
     if against == "rounds":
         return {line["round"]: float(line["round"]) for run in group.runs for line in run.rounds}
     takes: dict[int, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What is taken for what, by class."""
+"""Which classes are mistaken for which."""
 
 from collections.abc import Sequence
 

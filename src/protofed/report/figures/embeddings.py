@@ -66,7 +66,7 @@ def make(groups: Sequence[Group]) -> Figure:
 
 
 def _prototyped(run: Run) -> bool:
-    """Whether it has prototypes to show, of clients or of the server."""
+    """Whether there are prototypes to show, of clients or of the server."""
     return bool(run.views["local_held"].any()) or len(run.views["global_class"]) > 0
 
 
@@ -75,7 +75,7 @@ def _has(run: Run) -> bool:
 
 
 def _projected(run: Run) -> tuple[Chosen, dict[str, Projected]]:
-    """Kept while the file is the same: a page that refreshes itself projects once."""
+    """Projected once while the file is unchanged, for pages that refresh."""
     key = (str(run.folder.resolve()), (run.folder / "views.npz").stat().st_mtime_ns)
     if key not in _known:
         chosen = choose_samples(run)
@@ -89,7 +89,7 @@ def _names(run: Run) -> list[str]:
 
 
 def _tick(shown: Sequence[tuple[Group, Run]], placed: Sequence[tuple[Chosen, dict[str, Projected]]], step: int) -> str:
-    """The round of a step; methods that kept other rounds are said beside each other."""
+    """The round of a step; methods that kept other rounds are listed with theirs."""
     rounds = [
         int(run.views["rounds"][chosen.rounds[min(step, len(chosen.rounds) - 1)]])
         for (_, run), (chosen, _) in zip(shown, placed, strict=True)

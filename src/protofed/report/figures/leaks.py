@@ -1,4 +1,4 @@
-"""What the uploads of a run tell a curious server, as `protofed attack` measured it, beside the epsilon claimed."""
+"""What the uploads of a run tell a curious server, as measured by `protofed attack`, next to the claimed epsilon."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def _gain(told: dict[str, Any]) -> list[tuple[float, float]]:
 
 
 def _nearest(line: dict[str, Any]) -> dict[str, Any]:
-    """The attack that comes nearest."""
+    """The attack that comes closest."""
     found: dict[str, Any] = max((line["likely"], line["smooth"]), key=lambda one: one["correlation"])
     return found
 

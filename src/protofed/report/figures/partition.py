@@ -1,4 +1,4 @@
-"""Who has what: one bubble for a client and a class."""
+"""Which client has which samples: one bubble per client and class."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def _plot(run: Run) -> Plot:
 
 
 def plot_of(counts: np.ndarray, classes: Sequence[str], colours: Sequence[str] | None = None) -> tuple[Plot, list[str]]:
-    """Training samples (clients, classes), with the colour of each client's domain, and what is to be said about it."""
+    """Training samples (clients, classes), with the colour of each client's domain, and remarks."""
     names, largest = told_apart(classes, 16), max(int(counts.max()), 1)
     if max(counts.shape) > MOST_BUBBLES:
         return _heat(counts, names, largest, colours)

@@ -14,7 +14,8 @@ LEAST_SAMPLES = 40
 
 
 class Chosen(NamedTuple):
-    """What of a run's views is drawn: numbers of rounds, samples, global and local prototypes (client, class)."""
+    """The part of a run's views that is drawn: numbers of rounds, samples, global and local prototypes (client,
+    class)."""
 
     rounds: np.ndarray
     samples: np.ndarray
@@ -23,7 +24,7 @@ class Chosen(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """Places (rounds, points, 2) of what was chosen, NaN where a prototype is not held."""
+    """Places (rounds, points, 2) of the chosen points; NaN if a prototype is missing."""
 
     samples: np.ndarray
     global_: np.ndarray
@@ -70,12 +71,13 @@ def project(run: Run, chosen: Chosen) -> dict[str, Projected]:
 
 @lru_cache(maxsize=16)
 def _remembered(points: bytes, width: int) -> dict[str, np.ndarray]:
-    """The places of points (points, width): a page that follows a run asks for the same ones again and again."""
+    """The places of points (points, width), cached: a page that follows a run asks for the same ones again and
+    again."""
     return _planes(np.frombuffer(points).reshape(-1, width))
 
 
 def _planes(points: np.ndarray) -> dict[str, np.ndarray]:
-    """Places (points, 2); one thread, so that the sums and with them the places are the same again."""
+    """Places (points, 2), computed in one thread so that sums, and therefore places, are always the same."""
     from sklearn.decomposition import PCA  # a library that takes a second to load
     from sklearn.manifold import TSNE
 

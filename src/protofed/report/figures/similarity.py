@@ -1,4 +1,4 @@
-"""How alike the global prototypes are: the cosine between every two classes."""
+"""How similar the global prototypes are: the cosine between every two classes."""
 
 from collections.abc import Sequence
 
@@ -66,13 +66,13 @@ def class_order(run: Run, classes: np.ndarray) -> tuple[list[int], list[int]]:
 
 
 def superclasses(run: Run, classes: np.ndarray) -> list[str]:
-    """Of each class the one above it; empty where there are none."""
+    """The superclass of each class; empty if there are none."""
     known = run.superclasses if run.superclasses and len(run.superclasses) > int(classes.max()) else None
     return [known[c] for c in classes] if known else []
 
 
 def high(classes: int) -> int:
-    """Pixels of a heat map of so many classes."""
+    """The height in pixels of a heat map of this many classes."""
     return USUAL if classes <= MOST_NAMED else TALL
 
 

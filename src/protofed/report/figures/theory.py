@@ -50,19 +50,19 @@ def _lines(run: Run) -> list[dict[str, Any]]:
 
 
 def _spread(run: Run) -> Run:
-    """The numbers of the theory as numbers of the round."""
+    """The theory's numbers as numbers of the rounds."""
     rounds = [{"round": line["round"], "theory": line.get("theory"), **_numbers(line)} for line in run.rounds]
     return replace(run, rounds=rounds)
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, Any]:
-    """Those of a round; a least lr of 0 is none."""
+    """The values by round; a smallest lr of 0 counts as none."""
     found = {key: value for key, value in (line.get("theory") or {}).items() if isinstance(value, int | float)}
     return {key: value for key, value in found.items() if key != "lr_min" or value > 0}
 
 
 def _bounded(group: Group, key: str, bounds: Mapping[str, str]) -> list[Line]:
-    """What was used, and its bounds; nothing where there should be some and are none."""
+    """The value that was used and its bounds; empty if there should be bounds but are none."""
     used = curve(group, key, dash="solid")
     found = [(curve(group, bound, dash="dot"), f"{group.label}, {word}") for bound, word in bounds.items()]
     dotted = [replace(line, low=None, high=None, name=name) for line, name in found if line is not None]

@@ -1,4 +1,4 @@
-"""What is sent: bytes a round, by direction and by what they carry."""
+"""What is sent: bytes per round, by direction and by content."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def make(groups: Sequence[Group]) -> Figure:
 
 
 def by_kind(group: Group, key: str) -> dict[str, float]:
-    """Mean bytes a round, over all rounds of all seeds."""
+    """Mean bytes per round, over all rounds of all seeds."""
     lines = [line for run in group.runs for line in run.rounds if line.get(key) is not None]
     total: dict[str, float] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The process beside a run: tells the sinks until its stdin closes. Its arguments: RUN SECONDS SINK..."""
+"""The process next to a run: reports to the sinks until its stdin closes. Its arguments: RUN SECONDS SINK..."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ LONGEST = 120.0  # seconds for the end, on a machine that is busy with other thi
 
 
 def main() -> None:
-    """The run comes first: it has the processor before this, and the end of this is bounded."""
+    """Let the run go first: it gets the processor before this process, whose end is bounded."""
     os.nice(10)
     folder, seconds, names = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     over = threading.Event()
@@ -32,7 +32,8 @@ def main() -> None:
 
 
 def _wait(threads: list[threading.Thread], seconds: float) -> None:
-    """Until they are done, or the process has done next to nothing for so long: then it waits for something else."""
+    """Wait until the sinks are done, or the process has been idle for so long that it must be waiting for something
+    else."""
     began = since = time.monotonic()
     used = time.process_time()
     while any(thread.is_alive() for thread in threads) and time.monotonic() - began < LONGEST:
@@ -44,7 +45,7 @@ def _wait(threads: list[threading.Thread], seconds: float) -> None:
 
 
 def _tell(name: str, folder: Path, over: threading.Event) -> None:
-    """Tell a sink; its first failure is its last."""
+    """Report to a sink; after its first failure it gets nothing more."""
     try:
         tell_all(name, SINKS[name](), folder, over)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Follow a run's folder while it is written, and tell a sink what it does not have yet."""
+"""Follow a run's folder while it is written, and report to a sink what it does not have yet."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.5  # between two looks at rounds.jsonl
 
 
 def tell_all(name: str, sink: Sink, folder: Path, over: threading.Event) -> None:
-    """All rounds, then the final numbers: only those that the sink was not told before the run was resumed."""
+    """Report all rounds, then the final numbers, leaving out what the sink got before the run was resumed."""
     told = Told(folder / "track" / f"{name}.json")
     path = folder.resolve()
     settings = tomllib.loads((folder / "experiment.toml").read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def tell_all(name: str, sink: Sink, folder: Path, over: threading.Event) -> None
 
 
 def lines(path: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
-    """Whole lines of a file that grows, until it is over; each byte is read once."""
+    """The whole lines of a growing file, until it is over; each byte is read once."""
     start, rest = 0, b""
     while True:
         last = over.is_set()  # asked before reading: all that was written by then is read
@@ -46,7 +46,7 @@ def lines(path: Path, over: threading.Event) -> Iterator[dict[str, Any]]:
 
 
 class Told:
-    """What a sink was told of a run, kept beside its files: the run's name there, and the last round."""
+    """What a sink was told about a run, kept next to its files: the run's name there, and the last round."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -64,7 +64,8 @@ class MLflow(Sink):
 
 @contextlib.contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """One process at a time: MLflow makes its tables when it is first used, and two that do so disturb each other."""
+    """Let one process in at a time: MLflow makes its tables on first use, and two processes doing so disturb each
+    other."""
     name = f"protofed-mlflow-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
     with open(Path(tempfile.gettempdir()) / name, "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

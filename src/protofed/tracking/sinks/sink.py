@@ -1,4 +1,4 @@
-"""What a sink is: somewhere that the numbers of a run go, under the same names everywhere."""
+"""What a sink is: a place that the numbers of a run go to, under the same names everywhere."""
 
 import re
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class RunInfo(NamedTuple):
-    """The run that is told of."""
+    """The run that is reported."""
 
     id: str  # the same when the run is resumed
     name: str
@@ -37,7 +37,7 @@ class Sink(ABC):
 
 
 def named_numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Every number of a record, named as in rounds.jsonl; what is nested is joined by a slash."""
+    """Every number of a record, named as in rounds.jsonl; nested names are joined by a slash."""
     found: dict[str, float] = {}
     for key, value in record.items():
         name = prefix + re.sub(r"[^\w.-]", "_", str(key))

@@ -1,4 +1,4 @@
-"""Clients whose samples are computed when they are drawn: in memory are those of one cohort."""
+"""Batches of clients whose samples are computed when they are drawn: only those of one cohort are in memory."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ NONE = np.zeros(0, np.int64)
 
 
 class Asked(Sequence[T], Generic[T]):
-    """What a function says of every number below n, asked when it is wanted."""
+    """The values of a function for every number below n, each computed when it is asked for."""
 
     def __init__(self, ask: Callable[[int], T], n: int) -> None:
         self.ask, self.n = ask, n
@@ -85,7 +85,8 @@ class DrawnSplit(Split):
 
 
 class DrawnFederation(Federation):
-    """The data of all clients, of whom those held last have theirs in memory, in buffers that stay in place."""
+    """The data of all clients. Only the clients that were held last have theirs in memory, in buffers that stay in
+    place."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class DrawnFederation(Federation):
         moved = len(clients) > self._most
         if moved:
             self._grow(len(clients))
-        self._slots = {}  # whatever stops this in the middle, nobody's samples are taken for another's
+        self._slots = {}  # if this is interrupted, no client's samples are taken for another's
         drawn = self.computed.draw(self.seed, clients)
         self._put(self._train[0], 0, drawn.x, drawn.y)
         self._put(self._test[0], self._official[0], drawn.x_test, drawn.y_test)

@@ -36,7 +36,7 @@ def result(console: Console, done: Result) -> None:
     s = done.summary
     if lacking := [key for key in SHOWN if key not in s]:
         raise UserError(
-            f"{done.folder / 'summary.json'} is damaged: it has no {lacking[0]}. Remove it, and go on with --resume."
+            f"{done.folder / 'summary.json'} is damaged: it has no {lacking[0]}. Remove it, and continue with --resume."
         )
     table = Table(
         title=f"{s['method']}, {_many(s['clients'], 'client')}, {_many(s['rounds'], 'round')}, seed {s['seed']}",
@@ -85,7 +85,7 @@ def _many(number: int, word: str) -> str:
 
 
 def entries(what: str, data_dir: Path | None) -> list[dict[str, Any]]:
-    """One for each method, model, data set, partition or experiment that there is."""
+    """One entry for each method, model, data set, partition or experiment."""
     if what == "data":
         check_folder(data_dir)
         return [{**row, "about": f"{row['kind']}, {row['path']}".rstrip(", ")} for row in available(data_dir)]
@@ -141,7 +141,7 @@ def bar(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def explanation(console: Console, told: Mapping[str, Any], experiment: str) -> None:
-    """What `explain` found, in the order in which one asks."""
+    """What `explain` found, in the order in which people ask."""
     say_on(console, f"{told['method']}: {told['about']}\n{told['paper']}")
     if told["losses"]:
         say_on(console, "\nLosses")

@@ -1,4 +1,4 @@
-"""The `theory` entry of a round: a few of its clients are measured, and the theorem is applied to the worst of them."""
+"""The `theory` entry of a round: some of its clients are measured, and the theorem is applied to the worst of them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ def measure_round(
 
 
 def measured_clients(engine: ReferenceEngine, cohort: Sequence[int]) -> list[int]:
-    """The clients that are measured, evenly spaced among those that have data."""
+    """The clients to measure, evenly spaced among those that have data."""
     able = [number for number in cohort if engine.federation.used(number)]
     many = min(CLIENTS, len(able))
     return [able[i * len(able) // many] for i in range(many)]
@@ -79,7 +79,8 @@ def measured_clients(engine: ReferenceEngine, cohort: Sequence[int]) -> list[int
 def _numbers(
     engine: ReferenceEngine, method: Method, theorem: Theorem, found: Sequence[RoundMeasurement], round: int
 ) -> dict[str, Any]:
-    """The worst of every constant over the clients, and what follows for the client that it binds most."""
+    """The worst value of every constant over the clients, and the consequences for the client with the tightest
+    bounds."""
     phase = method.phases()[0]
     rate = engine.optimizer.rate(round) if phase.lr is None else phase.lr
     step = effective(engine.optimizer, phase, round)
@@ -117,7 +118,7 @@ def _numbers(
 
 
 def _worst(verdicts: Sequence[LossBounds]) -> LossBounds:
-    """What satisfies all of them; there is no least step where no step does."""
+    """Values that satisfy all of them; there is no smallest step if no step does."""
     step_max = min((v.step_max for v in verdicts if v.step_max is not None), default=None)
     return LossBounds(
         step_max=step_max,
@@ -136,7 +137,7 @@ def _estimated(
     numbers: Sequence[int],
     cohort: Sequence[int],
 ) -> list[str]:
-    """How the numbers came about."""
+    """How the numbers were obtained."""
     momentum = 0.0 if phase.plain else engine.optimizer.momentum
     part = any(one.samples < engine.federation.used(number) for one, number in zip(found, numbers, strict=True))
     cut = any(one.repeated < one.constants.steps for one in found)
@@ -150,7 +151,7 @@ def _estimated(
 
 
 def _uncovered(engine: ReferenceEngine, numbers: Sequence[int], cohort: Sequence[int]) -> list[str]:
-    """What of a client's training is outside of both theorems."""
+    """Parts of a client's training that neither theorem covers."""
     models = [engine.model(number) for number in numbers]
     found = {
         "clipped gradients": engine.optimizer.clip > 0,
@@ -162,7 +163,7 @@ def _uncovered(engine: ReferenceEngine, numbers: Sequence[int], cohort: Sequence
 
 
 def as_lr(range: Range, share: float) -> Range:
-    """The same, the step as it is given."""
+    """The same values, with the step in the unit of lr."""
     return {key: (low * share, high * share) if key == "lr" else (low, high) for key, (low, high) in range.items()}
 
 
@@ -171,5 +172,5 @@ def _times(number: float | None, factor: float) -> float | None:
 
 
 def _number(value: Any) -> Any:
-    """Null for what is no number."""
+    """None in place of anything that is not a number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

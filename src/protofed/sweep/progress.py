@@ -19,12 +19,13 @@ NUMBERS = 40  # letters for what stands behind it
 
 
 def shortened(text: str, room: int) -> str:
-    """Without its middle, where it is too long: what tells cells apart is at both ends."""
+    """The text without its middle if it is too long: both ends tell cells apart."""
     return text if len(text) <= room else f"{text[: room // 2 - 1]}…{text[-(room - room // 2) :]}"
 
 
 class Estimate:
-    """How long the rest takes: rounds that are left, at the pace of cells of the same kind, spread over the jobs."""
+    """How long the rest takes: the rounds that are left, at the pace of cells of the same kind, spread over the
+    jobs."""
 
     def __init__(self, cells: Sequence[Cell], kept: Sequence[CellOutcome], jobs: int) -> None:
         self.jobs = max(1, jobs)
@@ -43,7 +44,7 @@ class Estimate:
         total[1] += seconds
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """What a round of a cell takes, from elsewhere."""
+        """Add the seconds per round of a cell, from elsewhere."""
         self._add(apart_from_seed(cell), 1, seconds)
 
     def begun(self, cell: Cell, done: int) -> None:
@@ -57,7 +58,7 @@ class Estimate:
         self.left.pop(cell.hash, None)
 
     def seconds(self) -> float | None:
-        """None as long as nothing is known."""
+        """None while nothing is known."""
         rounds = sum(total[0] for total in self.seen.values())
         if not rounds:
             return None
@@ -72,7 +73,7 @@ class Estimate:
 
 
 def apart_from_seed(cell: Cell) -> tuple[str, ...]:
-    """Cells that differ only in their seed take as long."""
+    """All labels of a cell except its seed: cells that share them take equally long."""
     return tuple(value for key, value in cell.labels.items() if key != "seed")
 
 
@@ -87,7 +88,7 @@ def ended_text(outcome: CellOutcome) -> str:
 
 
 class _View(SweepWatch):
-    """What both ways of showing share."""
+    """What both ways of showing progress share."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -121,7 +122,7 @@ class _View(SweepWatch):
 
 
 class CellBars(_View):
-    """One bar for the whole, and one for each cell at work."""
+    """One bar for the whole sweep, and one for each running cell."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

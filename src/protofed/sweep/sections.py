@@ -52,7 +52,7 @@ def checked_seeds(value: Any) -> tuple[int, ...]:
 
 
 def checked_parameters(value: Any, prefix: str = "") -> dict[str, tuple[Any, ...]]:
-    """Key -> values; keys with dots may stand in quotes or not."""
+    """Key -> values; keys with dots may be quoted or not."""
     if not isinstance(value, dict):
         raise UserError(f'parameters = {value!r} should be a table: write [parameters] and lines "key" = [values].')
     found: dict[str, tuple[Any, ...]] = {}
@@ -74,7 +74,7 @@ def checked_parameters(value: Any, prefix: str = "") -> dict[str, tuple[Any, ...
 
 
 def text(value: Any) -> str:
-    """A value as it stands behind `key=`, on one line."""
+    """A value as it is written after `key=`, on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {text(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

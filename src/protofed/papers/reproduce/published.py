@@ -1,4 +1,4 @@
-"""The numbers of docs/results.json, and what a folder of results adds to them and to the pages."""
+"""The published numbers in docs/results.json, and what a folder of results adds to them and to the pages."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ NUMBERS = Path("docs/results.json")
 
 
 def kept() -> dict[str, EntryResult]:
-    """The numbers that come with protofed, or lie in the checkout that it is run from."""
+    """The numbers that come with protofed, or from the checkout that it runs in."""
     here = Path(__file__).parent
     places = (here / "results.json", here.parents[3] / NUMBERS)
     path = next((place for place in places if place.is_file()), None)
@@ -34,7 +34,7 @@ def _read(path: Path) -> dict[str, EntryResult]:
 
 
 def check_page() -> None:
-    """Raise where there is no page to write."""
+    """Raise if there is no page to write."""
     if not OVERVIEW.is_file() or not NUMBERS.is_file():
         raise UserError(
             f"--write and --check are for a checkout: there is no {NUMBERS} here. Change to the repository's root."
@@ -88,7 +88,7 @@ def write_page(out: Path) -> list[str]:
 
 
 def note_difference(out: Path) -> list[str]:
-    """Note on the page how far the results in a folder are from its own, which stay; returns what was noted."""
+    """Note on the page how far the results in a folder are from the page's own, which stay; returns the notes."""
     check_page()
     numbers, said = _read(NUMBERS), []
     for name in entry_names():
@@ -110,7 +110,7 @@ def _write(numbers: Mapping[str, EntryResult]) -> None:
 
 
 def _drawn(entry: PaperEntry, measured: EntryResult) -> bool:
-    """Draw a figure anew, where the numbers are enough for it."""
+    """Draw a figure again, if the numbers are enough for it."""
     from protofed.papers.reproduce import figures  # with Matplotlib, which takes its time
 
     if entry.figure is None or entry.figure.kind not in figures.OF_NUMBERS:

@@ -1,4 +1,4 @@
-"""What the file of an experiment leaves out while it is at its default."""
+"""Keys that an experiment's file leaves out while they are at their defaults."""
 
 from dataclasses import asdict
 from functools import cache

@@ -1,4 +1,4 @@
-"""Who is measured: clients that do not attack, and evenly spaced ones where there are very many."""
+"""Which clients are measured: those that do not attack, and evenly spaced ones if there are very many."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ SAMPLED = 1000  # clients of computed data that are measured after the last roun
 
 
 def honest_of(experiment: Experiment, engine: Engine, cohort: Sequence[int]) -> Sequence[int]:
-    """Those of these clients that do not attack."""
+    """The clients among these that do not attack."""
     if not experiment.attack.on:
         return cohort
     bad = attackers_of(experiment, engine.samples(range(experiment.clients)))
@@ -20,7 +20,7 @@ def honest_of(experiment: Experiment, engine: Engine, cohort: Sequence[int]) -> 
 
 
 def spaced(clients: int, most: int) -> set[int]:
-    """As many of the clients as are wanted at most, evenly spaced; 0: all."""
+    """At most this many of the clients, evenly spaced; 0: all."""
     many = min(most or clients, clients)
     return {i * clients // many for i in range(many)}
 
@@ -32,7 +32,8 @@ def measured_at_end(experiment: Experiment, prepared: Prepared, there: Sequence[
 
 
 def together_measured(everyone: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    """Clients that are measured together: ten, or a hundredth of very many, up to a hundred, if `most` allows."""
+    """Clients that are measured together: ten, or one hundredth if there are very many, up to a hundred, if `most`
+    allows."""
     size = max(1, min(100, max(10, len(everyone) // 100), most))
     return (everyone[i : i + size] for i in range(0, len(everyone), size))
 
@@ -40,7 +41,8 @@ def together_measured(everyone: Sequence[int], most: int) -> Iterator[Sequence[i
 def say_who_is_measured(
     watch: Watch, many: tuple[int, int, int], everyone: Sequence[int], participations: dict[str, int]
 ) -> None:
-    """Notes on whose numbers these are, where they are not those of all that take part, are honest or were chosen."""
+    """Notes on which clients these numbers are about, if some take part without being measured, attack, or never took
+    part."""
     there, honest, chosen = many
     if len(everyone) < there:
         watch.note(
