@@ -16,7 +16,7 @@ from protofed import Experiment, UserError, run
 from protofed.data import Data, Skew
 from protofed.data.batches import Federation
 from protofed.data.domain import Domain
-from protofed.data.skew import blurred, check_skew, long_tailed, skewed, strength, turned
+from protofed.data.skew import blurred, check_skew, fewer, long_tailed, skewed, strength, turned
 from protofed.data.sources import load
 from protofed.data.split import Split
 from protofed.runs.loop import Interrupted
@@ -148,6 +148,26 @@ def test_a_long_tail_by_hand() -> None:
     assert "skew" not in Experiment.load("demo").to_dict()
 
 
+def test_fewer_samples_keep_the_shares_of_classes_and_their_owners() -> None:
+    y = np.repeat(np.arange(3), (100, 60, 40))
+    domain = Domain(
+        "one", np.arange(200.0)[:, None], y, np.arange(20.0)[:, None], y[::10], tuple("abc"), {"w": (y, y[::10])}
+    )
+    less = fewer(domain, 50, 5)
+    assert np.bincount(less.y_train).tolist() == [25, 15, 10]
+    assert (y[less.x_train[:, 0].astype(int)] == less.y_train).all()
+    assert np.array_equal(less.ids["w"][0], less.y_train)
+    assert np.array_equal(less.ids["w"][1], less.y_test)
+    assert len(less.y_test) == 5
+    assert (y[::10][less.x_test[:, 0].astype(int)] == less.y_test).all()
+    assert np.array_equal(fewer(domain, 0, 999).x_test, domain.x_test)  # no more than there are
+    (digits,) = load(Data(train_samples=100, test_samples=30), None)
+    assert len(digits.y_train) == 100
+    assert len(digits.y_test) == 30
+    assert np.bincount(digits.y_train).min() >= 9
+    assert "train_samples" not in Experiment.load("demo").to_dict()["data"]
+
+
 @pytest.mark.parametrize(
     ("skew", "shape", "said"),
     [
@@ -161,7 +181,7 @@ def test_what_cannot_be_changed_is_refused(skew: Skew, shape: tuple[int, ...], s
         check_skew(skew, federation(shape=shape), frozen=False, held_out=0)
 
 
-@pytest.mark.parametrize("key", ["skew.labels=[0.5]", "data.imbalance=10.0"])
+@pytest.mark.parametrize("key", ["skew.labels=[0.5]", "data.imbalance=10.0", "data.test_samples=9"])
 def test_data_that_is_computed_when_drawn_refuses_it(key: str) -> None:
     with pytest.raises(UserError, match="needs lists of the clients' samples, but gaussians computes"):
         prepare(Experiment.load("demo", "data.name=gaussians", "partition=natural", "clients=6", key))

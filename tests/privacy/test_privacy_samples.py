@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,8 @@ def test_one_sample_changes_the_sum_by_no_more_than_the_clip(frozen: Any) -> Non
     layout = layout_of(experiment, engine, server)
 
     def summed() -> torch.Tensor:
-        return torch.stack(some._vectors(layout, {}, range(3), 0, server)[0]).sum(0)
+        trained: Any = SimpleNamespace(up={}, clients={})
+        return torch.stack(some._cut(layout, trained, range(3), 0, 0, server).vectors).sum(0)
 
     before = summed()
     for seed in range(12):
@@ -135,8 +137,8 @@ def test_no_noise_is_used_twice(where: str, tmp_path: Path, monkeypatch: pytest.
         return drawn[-1]
 
     def other(*words: Any) -> Any:
-        whole, lengths = sums(*words)
-        return whole * 0.99, lengths
+        found = sums(*words)
+        return found._replace(vector=found.vector * 0.99)
 
     monkeypatch.setattr(noising, "seeded", seeded)
     with pytest.raises(RuntimeError):

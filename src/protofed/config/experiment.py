@@ -60,7 +60,8 @@ CHANGED = (
 )  # sections of which only keys that are not at their defaults are written
 SCHEDULE = ("schedule", "warmup", "horizon", "floor", "every", "drop")
 LATER = {  # written only if they are not at their defaults
-    "data": ("more", "imbalance"), "evaluate": ("auc", "clients"), "optimizer": SCHEDULE,
+    "data": ("more", "imbalance", "train_samples", "test_samples"), "evaluate": ("auc", "clients"),
+    "optimizer": SCHEDULE,
 }  # fmt: skip
 LATER_OF_PARTITIONS: dict[str | None, tuple[str, ...]] = {"natural": ("per_class", "test_key")}
 

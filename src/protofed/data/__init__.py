@@ -51,6 +51,11 @@ class Data:
     imbalance: Annotated[float, Ge(1), Le(1_000_000)] = 1.0
     """A long tail: each class keeps fewer training samples than the one before, so that the first class has this many
     times as many as the last. The samples that stay are the same for every seed; all test samples stay."""
+    train_samples: Annotated[int, Ge(0)] = 0
+    """Keep only this many training samples of each source, with the same share of every class; which ones is the same
+    for every seed. 0: all of them."""
+    test_samples: Annotated[int, Ge(0)] = 0
+    """The same for its test samples."""
     normalize: Literal["auto", "half", "none"] = "auto"
     """How pixels are scaled before they reach a model: auto by the training data, half to -1..1, none not at all."""
     augment: list[Literal["crop", "flip"]] = field(default_factory=list)

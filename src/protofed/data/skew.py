@@ -36,6 +36,27 @@ def long_tailed(domain: Domain, imbalance: float) -> Domain:
     return replace(domain, x_train=domain.x_train[rows], y_train=domain.y_train[rows], ids=ids)
 
 
+def fewer(domain: Domain, train: int, test: int) -> Domain:
+    """So many training and test samples, of every class the same share; 0: all of them."""
+    mine, theirs = _share(domain.y_train, train), _share(domain.y_test, test)
+    ids = {name: (of_train[mine], of_test[theirs]) for name, (of_train, of_test) in domain.ids.items()}
+    x_train, y_train, x_test, y_test = domain.x_train, domain.y_train, domain.x_test, domain.y_test
+    parts = {"x_train": x_train[mine], "y_train": y_train[mine], "x_test": x_test[theirs], "y_test": y_test[theirs]}
+    return replace(domain, **parts, ids=ids)
+
+
+def _share(y: np.ndarray, many: int) -> np.ndarray:
+    """Rows of so many samples: those that come first when each class is dealt out evenly from first to last."""
+    if not 0 < many < len(y):
+        return np.arange(len(y))
+    order = np.random.default_rng(FIXED).permutation(len(y))
+    when = np.empty(len(y))
+    for label in np.unique(y):
+        mine = order[y[order] == label]
+        when[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
+    return np.sort(order[np.argsort(when[order], kind="stable")[:many]])
+
+
 def strength(values: Sequence[float], rising: bool, client: int, clients: int) -> float:
     """How strongly a client's samples are changed."""
     if not values:

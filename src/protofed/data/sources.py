@@ -49,6 +49,12 @@ def load(data: Data, data_dir: Path | None) -> list[Domain]:
     for name in names:
         domains += _own(name, data) if is_path(name) else [_load(name, data, data_root(data_dir))]
     domains = same_classes(domains)
+    if data.train_samples or data.test_samples:
+        from protofed.data.skew import fewer  # few experiments have less
+
+        domains = [
+            fewer(one, data.train_samples, data.test_samples) if one.computed is None else one for one in domains
+        ]
     if data.imbalance > 1:
         from protofed.data.skew import long_tailed  # few experiments have one
 

@@ -170,13 +170,23 @@ NOT_COVERED = (
 )
 
 
+def follows(privacy: Privacy) -> str:
+    """How the clip changes, in words; empty if it does not."""
+    if not privacy.adaptive:
+        return ""
+    return (
+        f" in the first round, and then to one that follows the length that {privacy.clip_quantile:.0%} of the "
+        "clients' values stay below, by a noised count that is paid for with the rest"
+    )
+
+
 def noise_promises(experiment: Experiment) -> list[str]:
     """What is promised about a run's releases, and against whom."""
     privacy = experiment.privacy
     whom = "any single client with all its samples" if privacy.unit == "client" else "any single sample"
     promise = (
         f"what is released in the whole run hides {whom}: epsilon {privacy.epsilon:g}, delta {privacy.delta:g}, "
-        f"each cut to a length of {privacy.clip:g}"
+        f"each cut to a length of {privacy.clip:g}{follows(privacy)}"
     )
     who = "each upload is noised before it leaves its client, so this holds against the server too"
     if privacy.where == "server":
@@ -197,8 +207,13 @@ def noise_promises(experiment: Experiment) -> list[str]:
         "local training is DP-SGD: each step adds noise to the sum of its samples' clipped gradients, so that models "
         "may be sent and kept as they are; class sums get noise of their own",
     )
+    if privacy.worth:
+        steps = (
+            f"each client chooses {privacy.worth:.0%} of the dimensions, those that tell its classes apart best, which "
+            "get less noise than the others; the choice has noise of its own and is paid for",
+        )
     withheld = "numbers of samples and training losses are not released"
-    return [promise, *(steps if privacy.noisy_steps else ()), who, withheld, NOT_COVERED]
+    return [promise, *(steps if privacy.noisy_steps or privacy.worth else ()), who, withheld, NOT_COVERED]
 
 
 def beside_uploads(privacy: Privacy) -> str:

@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from protofed.data.batches import Samples
 from protofed.engines.reference import ReferenceEngine
+from protofed.errors import UserError
 from protofed.leaks.uploads import Clients, SentPrototypes, means_in, prototypes_of, sum_of, upload_again
 from protofed.method import Batch, Client, LocalData, Tree
 from protofed.ops import random
@@ -34,6 +35,11 @@ class View:
         self.privacy = saved.experiment.privacy
         self.layout: Layout | None = None
         self.noise, self.steps = 0.0, NO_STEPS
+        if self.privacy.worth:
+            raise UserError(
+                f"protofed attack looks at noise that is the same in all dimensions, and this run has privacy.worth = "
+                f"{self.privacy.worth:g}. Attack a run without it."
+            )
         if self.privacy.noisy:
             self.layout = layout_of(saved.experiment, engine, clients.server)
             sums = self.layout.size > 0

@@ -30,6 +30,11 @@ class Privacy:
     clip: Annotated[float, Gt(0), Le(1e9)] = 1.0
     """The longest that one client's whole upload (or one sample's part of it) may be, as one vector. For a model this
     is its change since it was downloaded."""
+    clip_quantile: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """unit = "client": the clip follows the length that this share of the clients' values stays below, by a noised
+    count (Andrew et al., NeurIPS 2021). `clip` is then the first round's. 0: the clip stays as it is."""
+    clip_rate: Annotated[float, Gt(0), Le(10)] = 0.2
+    """clip_quantile: how fast the clip follows: it is multiplied by exp(-clip_rate * (share below - clip_quantile))."""
     where: Literal["client", "sum", "server"] = "client"
     """Who adds the noise: each client to its own upload (nobody has to be trusted), each client its share of it under
     the secure sum, or the server, once, which everybody has to trust."""
@@ -38,6 +43,14 @@ class Privacy:
     dishonest: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """where = "sum": how many clients of a sum may leave out their noise, or tell it to others; the noise of the rest
     is enough. Each client knows its own: with 0, the noise holds against the server, and not against a client."""
+    worth: Annotated[float, Ge(0), Le(1)] = 0.0
+    """unit = "sample", where = "client", frozen encoder: less noise on this share of the embedding's dimensions, those
+    that tell classes apart best, and more on the others (VPDR, CVPR 2026); at most 0.5. 0: all get the same."""
+    worth_epsilon: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """worth: the share of epsilon that choosing these dimensions may cost, in all rounds together."""
+    worth_limit: Annotated[float, Gt(0), Le(1e9)] = 0.1
+    """worth: where the variance between classes over the variance within them is cut; the noise of the choice grows
+    with it."""
     sgd_rate: Annotated[float, Ge(0), Le(1)] = 0.0
     """unit = "sample": clients train in steps with noise (DP-SGD), in each of which each sample takes part with this
     probability. 0: nothing that was trained on samples is sent, so the encoder has to be frozen."""
@@ -56,8 +69,23 @@ class Privacy:
         """Whether local training is DP-SGD."""
         return self.unit == "sample" and self.sgd_rate > 0
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether the clip follows the clients' lengths."""
+        return self.clip_quantile > 0
+
     def refuse_federation(self) -> None:
         """Refuse noise that clients of a real federation cannot add."""
+        if self.adaptive:
+            raise UserError(
+                f"privacy.clip_quantile = {self.clip_quantile:g} works in simulations only, and in this real "
+                "federation the clip is in every client's bundle. Leave it out, and give privacy.clip."
+            )
+        if self.worth:
+            raise UserError(
+                f"privacy.worth = {self.worth:g} works in simulations only, and this is a real federation. "
+                "Leave it out."
+            )
         if self.noisy_steps:
             raise UserError(
                 "privacy.sgd_rate works in simulations only, and this is a real federation. Use a frozen encoder "
@@ -78,6 +106,8 @@ class Privacy:
         self._check_place()
         self._check_steps()
         usual: dict[str, Any] = asdict(Privacy())
+        self._check_clip()
+        self._check_worth()
         for key in ("epsilon", "delta", "clip", "where", "noise", "dishonest"):
             if not self.noisy and getattr(self, key) != usual[key]:
                 raise UserError(
@@ -85,6 +115,43 @@ class Privacy:
                     "Use privacy.unit = 'client' or 'sample'."
                 )
         return self
+
+    def _check_clip(self) -> None:
+        """A clip that follows lengths follows those of clients."""
+        if self.adaptive and self.unit != "client":
+            raise UserError(
+                f"privacy.clip_quantile = {self.clip_quantile:g} follows the lengths of whole clients' uploads. Use "
+                "privacy.unit = 'client', or leave it out."
+            )
+        if not self.adaptive and self.clip_rate != Privacy.clip_rate:
+            raise UserError(
+                f"privacy.clip_rate = {self.clip_rate:g} has no effect while the clip stays as it is. Set "
+                "privacy.clip_quantile, such as 0.5, or leave it out."
+            )
+
+    def _check_worth(self) -> None:
+        """Noise by what a dimension is worth is each client's own, for sums over its samples."""
+        if self.worth and (self.unit, self.where) != ("sample", "client"):
+            raise UserError(
+                f"privacy.worth = {self.worth:g} is for class sums that each client noises by itself. Use privacy.unit "
+                "= 'sample' with privacy.where = 'client', or leave it out."
+            )
+        if self.worth and self.sgd_rate:
+            raise UserError(
+                f"privacy.worth = {self.worth:g} needs a frozen encoder, and privacy.sgd_rate is for one that is "
+                "trained. Leave out one of them."
+            )
+        if self.worth > 0.5:
+            raise UserError(
+                f"privacy.worth = {self.worth:g} is more than half of the dimensions: they would get more noise than "
+                "the others. Use at most 0.5."
+            )
+        for key in ("worth_epsilon", "worth_limit"):
+            if not self.worth and getattr(self, key) != getattr(Privacy, key):
+                raise UserError(
+                    f"privacy.{key} = {getattr(self, key):g} has no effect while all dimensions get the same noise. "
+                    "Set privacy.worth, such as 0.2, or leave it out."
+                )
 
     def _check_steps(self) -> None:
         """Steps with noise are for single samples, and each client's own."""

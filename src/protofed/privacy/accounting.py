@@ -5,7 +5,8 @@ neighbouring relation is "add or remove one": a unit's vector is there, or is ze
 as an advantage, because seed and round tell who takes part; each client pays for the rounds that it takes part in.
 
 Where clients train in steps with noise (DP-SGD), a release also pays for its steps: each is a sum over a batch in which
-every sample is with a small probability, whatever the others (Poisson), and nobody knows the batch.
+every sample is with a small probability, whatever the others (Poisson), and nobody knows the batch. Where a client
+chooses dimensions first, a release also pays for the choice, whose epsilon is known and whose delta is 0.
 """
 
 import functools
@@ -51,11 +52,13 @@ def check_accountant() -> None:
 
 
 @functools.cache
-def spent(noise: float, times: int, delta: float, steps: PaidSteps = NO_STEPS) -> float:
+def spent(noise: float, times: int, delta: float, steps: PaidSteps = NO_STEPS, choice: float = 0.0) -> float:
     """The epsilon of so many releases of one unit's data; `noise` is the standard deviation over the sensitivity.
-    `steps`: those before each release."""
+    `steps`: those before each release. `choice`: the epsilon, without a delta, of what is chosen for each."""
     if times == 0:
         return 0.0
+    if choice:
+        return _spent_with_choice(noise, times, delta, choice)
     if noise <= 0 or (steps.many and steps.noise <= 0):
         return math.inf
     events, _, pld, rdp = _library()
@@ -71,9 +74,28 @@ def spent(noise: float, times: int, delta: float, steps: PaidSteps = NO_STEPS) -
     return min(bound, float(pld.PLDAccountant(value_discretization_interval=STEP).compose(event).get_epsilon(delta)))
 
 
+def _spent_with_choice(noise: float, times: int, delta: float, choice: float) -> float:
+    """The epsilon where something is chosen before each release. Nothing is assumed of the choice but its epsilon."""
+    bound = times * choice + spent(noise, times, delta)
+    if bound > LARGE:
+        return bound
+    from dp_accounting.pld import common, privacy_loss_distribution
+
+    chosen = privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(choice, 0.0), value_discretization_interval=STEP
+    )
+    sums = privacy_loss_distribution.from_gaussian_mechanism(
+        noise / math.sqrt(times), value_discretization_interval=STEP
+    )
+    both = chosen.self_compose(times).compose(sums)
+    return min(bound, float(both.get_epsilon_for_delta(delta)))
+
+
 @functools.cache
-def noise_for(epsilon: float, delta: float, times: int) -> float:
+def noise_for(epsilon: float, delta: float, times: int, choice: float = 0.0) -> float:
     """The least noise with which so many releases of one unit's data spend no more than epsilon."""
+    if choice:
+        return _least(lambda least: spent(least, times, delta, choice=choice), epsilon)
     guess = float(_library()[1].get_sigma_gaussian(epsilon, delta)) * math.sqrt(times)
     while guess <= MOST_NOISE:
         if spent(guess, times, delta) <= epsilon:
@@ -123,15 +145,15 @@ def _least(cost: Callable[[float], float], epsilon: float) -> float:
 
 
 @functools.cache
-def affordable(noise: float, epsilon: float, delta: float, steps: PaidSteps = NO_STEPS) -> int:
+def affordable(noise: float, epsilon: float, delta: float, steps: PaidSteps = NO_STEPS, choice: float = 0.0) -> int:
     """How many releases of one unit's data a budget pays for."""
-    if steps.many:
+    if steps.many or choice:
         low, high = 0, 1
-        while high < RELEASES and spent(noise, high, delta, steps) <= epsilon:
+        while high < RELEASES and spent(noise, high, delta, steps, choice) <= epsilon:
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if spent(noise, middle, delta, steps) <= epsilon else (low, middle)
+            low, high = (middle, high) if spent(noise, middle, delta, steps, choice) <= epsilon else (low, middle)
         return low
     single = float(_library()[1].get_sigma_gaussian(epsilon, delta))
     many = min(RELEASES, int((noise / single) ** 2 * 1.001) + 1)

@@ -30,10 +30,16 @@ class Released(NamedTuple):
     rate: float = 0.0  # how likely each sample is in a step
     step_noise: float = 0.0  # standard deviation over privacy.sgd_clip
     step_signal: float = 0.0  # signal-to-noise of these steps, on average
+    clip: float = 0.0  # where it follows the clients' lengths: with which clip
+    next_clip: float = 0.0  # and what the release makes of it
+    choice: float = 0.0  # the epsilon with which each client chose its dimensions
     unit: str = ""  # whose presence it hides, in a client's own account; empty: its own
 
 
 OF_STEPS = ("steps", "rate", "step_noise", "step_signal")
+OF_CLIP = ("clip", "next_clip")
+OF_CHOICE = ("choice",)
+OF_UNIT = ("unit",)
 
 
 class SpendingLedger:
@@ -70,8 +76,13 @@ class SpendingLedger:
     def add(self, line: Released) -> None:
         """Write a release down; when this returns, it is on disk."""
         with open(self.path, "ab", buffering=0) as file:
-            left_out = (() if line.steps else OF_STEPS) + (() if line.unit else ("unit",))
-            known = {key: value for key, value in line._asdict().items() if key not in left_out}
+            unknown = (
+                *(() if line.steps else OF_STEPS),
+                *(() if line.clip else OF_CLIP),
+                *(() if line.choice else OF_CHOICE),
+                *(() if line.unit else OF_UNIT),
+            )
+            known = {key: value for key, value in line._asdict().items() if key not in unknown}
             end, content = file.seek(0, os.SEEK_END), json.dumps(known, allow_nan=False).encode() + b"\n"
             try:
                 if file.write(content) != len(content):
@@ -118,11 +129,15 @@ def _line(raw: Any) -> Released:
     if line.unit not in ("", "sample"):
         raise ValueError(f"{line.unit!r} is not a unit")
     parts = (line.signal_to_noise, line.noise, line.rate, line.step_noise, line.step_signal)
-    if any(type(number) not in (int, float) for number in parts):
+    if any(type(number) not in (int, float) for number in (*parts, line.clip, line.next_clip, line.choice)):
         raise ValueError("a number is not one")
     least = 0 if line.steps else 5e-324
     if not least <= line.noise < math.inf:
         raise ValueError("its noise is not a positive number")
+    if not 0 <= line.clip < math.inf or not 0 <= line.next_clip < math.inf or bool(line.clip) != bool(line.next_clip):
+        raise ValueError("its clip is not a positive number")
+    if not 0 <= line.choice < math.inf:
+        raise ValueError("the price of its choice is not a positive number")
     if line.steps and not (0 < line.rate <= 1 and 0 < line.step_noise < math.inf):
         raise ValueError("the noise of its steps is not a positive number")
     return line

@@ -36,6 +36,15 @@ def secret(many: int) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
+def seeded_laplace(key: Tensor, many: int) -> Tensor:
+    """Laplace numbers (many,) of scale 1 in double precision that follow from a key (2,)."""
+    parts = []
+    for part, size in enumerate(_pieces(many)):
+        u = _fractions(random.bits(random.fold(key.cpu(), part), 4 * size))
+        parts.append(torch.where(u[1] < 0.5, torch.log(u[0]), -torch.log(u[0])))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
 def _pieces(many: int) -> list[int]:
     return [min(AT_ONCE, many - start) for start in range(0, many, AT_ONCE)]
 

@@ -6,7 +6,9 @@ A unit is a client, or one sample. It says two things, and each has its share of
   row (prototypes), the rows themselves, zeros where the unit has none. Of a sample, a Mean with one weight for all is
   one such row if the method trains nothing (second moments), and else stays at home, or is sent as it is if it was
   trained in steps with noise;
-- which rows it has, as ones and zeros. Numbers of samples are not sent: every unit counts once for each of its rows.
+- which rows it has, as ones and zeros. Numbers of samples are not sent: every unit counts once for each of its rows;
+- where the clip follows a quantile of the lengths: whether its values are longer than their bound, as plus or minus
+  one. It is a number of the same vector, so the clip and the noise cover it like all others.
 """
 
 import math
@@ -21,9 +23,12 @@ from protofed.errors import UserError
 from protofed.method import Each, Mean, Tree
 from protofed.ops.trees import is_node
 from protofed.privacy import Privacy
+from protofed.privacy.worth import Statistics, groups_of
 
 COUNTED = 0.2  # share of clip squared that goes to which rows a unit has
 LEAST = 0.5  # units that a row needs to be there at all
+MARKED = 0.05  # share of clip squared that goes to whether a unit's values are longer than their bound
+SHORTEST, LONGEST = 1e-9, 1e9  # clips
 
 
 class Piece(NamedTuple):
@@ -41,7 +46,8 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """How the uploads of one method lie in vectors (P + R,): P values, then R rows that are there or not."""
+    """How the uploads of one method lie in vectors (P + R,): P values, then R rows that are there or not. Where the
+    clip follows a quantile, a mark is behind them."""
 
     def __init__(self, privacy: Privacy, blank: Tree, trains: bool = True) -> None:
         """`blank`: the upload of a client that has downloaded, has no sample and has not trained: its models are the
@@ -56,23 +62,82 @@ class Layout:
         self.values = sum(piece.values for piece in mine)
         self.rows = sum(piece.rows for piece in mine)
         self.most = sum(1 if privacy.unit == "sample" else piece.rows for piece in mine if piece.rows)
-        self.size = self.values + self.rows
+        self.marks = int(privacy.adaptive)
+        self.size = self.values + self.rows + self.marks
         if not self.size and not privacy.noisy_steps:
             raise UserError("[privacy]: clients of this method send nothing that could be noised. Use unit = 'none'.")
+        if self.marks and not self.values:
+            raise UserError(
+                "privacy.clip_quantile follows the lengths of values, and clients of this method send none. Leave it "
+                "out, and give privacy.clip."
+            )
         counted = COUNTED if self.rows and self.values else float(bool(self.rows))
-        self.bounds = math.sqrt(1 - counted) * privacy.clip, math.sqrt(counted) * privacy.clip
+        rest = 1 - MARKED if self.marks else 1.0
+        self.bounds = math.sqrt((1 - counted) * rest) * privacy.clip, math.sqrt(counted * rest) * privacy.clip
+        self.mark = math.sqrt(MARKED) * privacy.clip
+        self.width = self._width(mine) if privacy.worth else 0
         self.step = self.bounds[1] / math.sqrt(self.most) if self.rows else 1.0  # what having a row adds
 
-    def vectors(self, rows: Tree) -> tuple[Tensor, Tensor]:
-        """Units' uploads, which have an axis of units, as vectors (U, P + R) in double precision no longer than the
-        clip, and how long their values were before (U,)."""
+    def _width(self, pieces: Sequence[Piece]) -> int:
+        """How many dimensions an embedding has, where only class sums of embeddings are sent."""
+        leaves = [leaf for piece in pieces for leaf in tree_flatten(piece.like.total)[0]]
+        if len(pieces) != 1 or len(leaves) != 1 or leaves[0].ndim != 2 or len(leaves[0]) != pieces[0].rows:
+            raise UserError(
+                "privacy.worth is defined for class sums of embeddings, and clients of this method send something else "
+                "of their samples. Use method.name = 'fedproto' or 'classmeans', or leave it out."
+            )
+        width = int(leaves[0].shape[1])
+        groups_of(self.privacy, width)  # refuses what gains nothing
+        return width
+
+    def _groups(self, chosen: Tensor) -> list[tuple[Tensor, float, float]]:
+        """For the chosen dimensions (D,) and the others: which values (P,) they are, and their clip and noise over
+        those of all."""
+        groups = groups_of(self.privacy, self.width)
+        which = [chosen.repeat(self.rows), ~chosen.repeat(self.rows)]
+        return list(zip(which, groups.clips, groups.noises, strict=True))
+
+    def unevenness(self, chosen: Tensor) -> Tensor:
+        """The standard deviation of each number's noise (P + R,), over that of the rows' marks."""
+        found = torch.ones(self.size, dtype=torch.float64, device=chosen.device)
+        for which, _, noise in self._groups(chosen):
+            found[: self.values][which] = noise
+        return found
+
+    def statistics(self, rows: Tree) -> Statistics:
+        """Of samples' uploads. Nothing is clipped: what is computed from it has its own noise."""
+        values, held = self._unclipped(rows)
+        z = values.reshape(len(values), self.rows, self.width).sum(1)
+        return Statistics(held.sum(0), held.T @ z, z.square().sum(0))
+
+    def _unclipped(self, rows: Tree) -> tuple[Tensor, Tensor]:
+        """Units' values (U, P), zeros where one is not finite, and which rows they have (U, R)."""
         nodes = tree_flatten(rows, is_leaf=is_node)[0]
         parts = [_parts(p, n) for p, n, used in zip(self.pieces, nodes, self.used, strict=True) if used]
         values, held = torch.cat([v for v, _ in parts], 1), torch.cat([h for _, h in parts], 1)
-        values = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0)
-        values, length = _shortened(values, self.bounds[0])
+        return torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0.0), held
+
+    def vectors(self, rows: Tree, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Units' uploads, which have an axis of units, as vectors (U, P + R), perhaps with a mark, in double precision
+        no longer than the clip, and how long their values were before (U,). `chosen`: dimensions (D,) that are clipped
+        apart from the others."""
+        values, held = self._unclipped(rows)
+        if chosen is None:
+            values, length = _shortened(values, self.bounds[0])
+        else:
+            length = torch.linalg.vector_norm(values, dim=1)
+            parts = [_shortened(values * which, clip * self.bounds[0])[0] for which, clip, _ in self._groups(chosen)]
+            values = parts[0] + parts[1]
         held, _ = _shortened(held * self.step, self.bounds[1])
-        return torch.cat([values, held], 1), length
+        marks = torch.where(length <= self.bounds[0], self.mark, -self.mark)[:, None].expand(-1, self.marks)
+        return torch.cat([values, held, marks], 1), length
+
+    def next_clip(self, released: Tensor, units: int) -> float:
+        """The clip of the next round, by the noised marks of so many units: the geometric update of Andrew et al.,
+        Algorithm 1. What was released says it, so it costs nothing more."""
+        below = min(1.0, max(0.0, 0.5 + float(released[-1]) / (2 * self.mark * units)))
+        moved = self.privacy.clip * math.exp(-self.privacy.clip_rate * (below - self.privacy.clip_quantile))
+        return min(LONGEST, max(SHORTEST, moved))
 
     def opened(
         self,
@@ -85,7 +150,7 @@ class Layout:
         """The tree that `aggregate` gets, of the noised sum (P + R,) of so many clients' vectors; `spread`: the
         standard deviation of its noise. `singles`: the clients' own noised vectors, for what is sent client by client.
         `trained`: what was trained in steps with noise, as `models` gives it, over all clients."""
-        values, held = vector[: self.values], vector[self.values :]
+        values, held = vector[: self.values], vector[self.values : self.values + self.rows]
         least = max(LEAST, spread / self.step)
         nodes: list[Mean | Each] = []
         known = iter(trained)
@@ -135,7 +200,8 @@ class Layout:
         """One noised Mean per client; a row is there where that is likelier than not, or of samples where enough are.
         Rows of samples are means."""
         start, end = self.values - after - piece.values, self.values - after
-        first, last = self.size - rows_after - piece.rows, self.size - rows_after
+        last = self.values + self.rows - rows_after
+        first = last - piece.rows
         if self.privacy.unit == "sample":
             least = max(LEAST, spread / math.sqrt(len(singles)) / self.step)
             counts = [one[first:last] / self.step for one in singles]
@@ -248,19 +314,23 @@ def noised_sum(
     noise: float,
     draw: Callable[[int, int], Tensor],
     answers: int = 1,
+    uneven: Sequence[Tensor] = (),
 ) -> tuple[Tensor, float, list[Tensor]]:
     """The noised sum (P + R,) of clients' vectors, the standard deviation of its noise, and the clients' own noised
     vectors.
 
     `draw(client, many)`: normal numbers, of the server where client is -1. `answers`: how many clients' shares make up
-    the noise, where = "sum".
+    the noise, where = "sum". `uneven`: for each client, how much more noise each number gets (P + R,).
     """
     spread = noise * layout.privacy.clip
     if layout.privacy.where == "server":
         whole = torch.stack(list(vectors)).sum(0)
         return whole + spread * draw(-1, layout.size).to(whole.device), spread, []
     share = spread / math.sqrt(answers) if layout.privacy.where == "sum" else spread
-    singles = [one + share * draw(number, layout.size).to(one.device) for number, one in enumerate(vectors)]
+    noises = [share * draw(number, layout.size).to(one.device) for number, one in enumerate(vectors)]
+    if uneven:
+        noises = [one * more.to(one.device) for one, more in zip(noises, uneven, strict=True)]
+    singles = [one + noise for one, noise in zip(vectors, noises, strict=True)]
     return torch.stack(singles).sum(0), share * math.sqrt(len(singles)), singles
 
 

@@ -14,6 +14,7 @@ from protofed.privacy.accounting import NO_STEPS, NOTHING, PaidSteps
 from protofed.privacy.release import Layout
 from protofed.privacy.sgd import drawn_rate, steps_in_epoch
 from protofed.privacy.shared import noised_grid
+from protofed.privacy.worth import groups_of, scale_of_choice
 from protofed.runs.cohort import draw_cohort, taking_part
 from protofed.runs.noised import layout_of, sends_of_samples
 from protofed.runs.persample import check_steps
@@ -75,8 +76,9 @@ def _check_amounts(experiment: Experiment, units: int, sums: bool = True) -> flo
             f"{privacy.unit}s to be published. Use a smaller one."
         )
     noise, steps = noise_of(experiment, sums), steps_of(experiment, sums)
-    if accounting.affordable(noise, privacy.epsilon, privacy.delta, steps) < 1:
-        once = accounting.spent(noise, 1, privacy.delta, steps)
+    choice = choice_of(experiment)
+    if accounting.affordable(noise, privacy.epsilon, privacy.delta, steps, choice) < 1:
+        once = accounting.spent(noise, 1, privacy.delta, steps, choice)
         has = [f"privacy.noise = {noise:g}"] if noise != NOTHING else []
         has += [f"privacy.sgd_noise = {steps.noise:g}"] if steps.many else []
         raise UserError(
@@ -92,7 +94,19 @@ def _notes(experiment: Experiment, layout: Layout, noise: float) -> tuple[str, .
     count = "clients count alike, whatever their numbers of samples"
     if experiment.privacy.unit == "sample":
         count = "samples count alike, and nothing that was trained on them is sent"
-    return (f"privacy: {layout.size:,} numbers a round get noise of {noise:.3g} times the clip; {count}",)
+    notes = (f"privacy: {layout.size:,} numbers a round get noise of {noise:.3g} times the clip; {count}",)
+    return (*notes, _note_of_worth(experiment, layout)) if layout.width else notes
+
+
+def _note_of_worth(experiment: Experiment, layout: Layout) -> str:
+    """What is chosen, and how much noise the choice has."""
+    privacy, groups = experiment.privacy, groups_of(experiment.privacy, layout.width)
+    chosen, others = groups.noises
+    scale = scale_of_choice(privacy, groups.sizes[0], choice_of(experiment)) / privacy.worth_limit
+    return (
+        f"privacy: {groups.sizes[0]} of {layout.width} dimensions get {chosen:.3g} times this noise, and the others "
+        f"{others:.3g} times; the noise of the choice is {scale:,.0f} times the largest difference of two scores"
+    )
 
 
 def _notes_of_steps(experiment: Experiment, engine: ReferenceEngine, layout: Layout, noise: float) -> tuple[str, ...]:
@@ -118,6 +132,11 @@ def _check_settings(experiment: Experiment) -> None:
         raise UserError(
             f"rounds = {experiment.rounds} would share the privacy budget, and {name} learns all in the first round, "
             "in which all clients take part. Use rounds = 1."
+        )
+    if experiment.privacy.adaptive and experiment.rounds == 1:
+        raise UserError(
+            f"privacy.clip_quantile = {experiment.privacy.clip_quantile:g} learns the clip from round to round, and "
+            "rounds = 1. Leave it out, and give privacy.clip."
         )
     if experiment.robust.rule != "none" or experiment.attack.uploads:
         what = f"robust.rule = {experiment.robust.rule!r}"
@@ -186,9 +205,17 @@ def noise_of(experiment: Experiment, sums: bool = True) -> float:
     times = planned_times(experiment)
     if privacy.noisy_steps and privacy.sgd_noise:
         return accounting.noise_beside(privacy.epsilon, privacy.delta, times, _steps(experiment))
+    if choice := choice_of(experiment):
+        return accounting.noise_for(privacy.epsilon, privacy.delta, times, choice)
     if privacy.noisy_steps:  # as if they had half the budget to themselves; the steps get what that leaves
         return accounting.noise_for(privacy.epsilon / 2, privacy.delta / 2, times)
     return accounting.noise_for(privacy.epsilon, privacy.delta, times)
+
+
+def choice_of(experiment: Experiment) -> float:
+    """The epsilon of choosing dimensions in one release; 0 if none are chosen."""
+    privacy = experiment.privacy
+    return privacy.worth_epsilon * privacy.epsilon / planned_times(experiment) if privacy.worth else 0.0
 
 
 def steps_of(experiment: Experiment, sums: bool = True) -> PaidSteps:

@@ -48,6 +48,8 @@ def check_computed(experiment: Experiment, domains: Sequence[Domain]) -> None:
     asked = {
         "held_out_clients": experiment.held_out_clients,
         "data.imbalance": experiment.data.imbalance > 1 and experiment.data.imbalance,
+        "data.train_samples": experiment.data.train_samples,
+        "data.test_samples": experiment.data.test_samples,
         "skew": experiment.skew.on and "on",
         "incremental.tasks": experiment.incremental.tasks,
         "attack.kind": experiment.attack.on and experiment.attack.kind,

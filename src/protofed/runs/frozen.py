@@ -39,7 +39,7 @@ def embedded(
     places: dict[tuple[int, str], int] = {}
     found: list[Domain] = []
     owner = []
-    hashes = {id(body): hash_of_body(body) for body in bodies if body is not None}
+    hashes = {key: hash_of_body(body) for key, body in {id(body): body for body in bodies if body is not None}.items()}
     for client, body in enumerate(bodies):
         number = int(split.domain[client])
         place = (number, hashes[id(body)] if body is not None else "")

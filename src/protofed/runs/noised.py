@@ -1,6 +1,9 @@
 """Uploads as the vectors that are noised: of a client, or of each of its samples."""
 
-from collections.abc import Callable, Mapping
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +16,17 @@ from protofed.method import Batch, Client, LocalData, Spec, Tree
 from protofed.ops import random
 from protofed.ops.trees import deal
 from protofed.privacy.release import Layout
+from protofed.privacy.worth import Statistics
+
+Choose = Callable[[Statistics | None], Tensor]  # of samples, or of nobody -> dimensions (D,)
+
+
+class SampleSum(NamedTuple):
+    """A client's samples as one vector."""
+
+    vector: Tensor
+    lengths: list[float]  # of samples' values, before they were clipped
+    chosen: Tensor | None  # the dimensions that were clipped apart
 
 
 def layout_of(experiment: Experiment, engine: ReferenceEngine, server: Tree = None) -> Layout:
@@ -103,11 +117,14 @@ def vector_of_samples(
     round: int,
     server: Tree,
     trained: Mapping[int, Client] | None = None,
-) -> tuple[Tensor, list[float]]:
+    choose: Choose | None = None,
+) -> SampleSum:
     """The sum of a client's clipped samples, and how long their values were: each sample's part is the upload of a
-    client that has only this one and has trained nothing. `trained`: clients that were trained in steps with noise."""
+    client that has only this one and has trained nothing. `trained`: clients that were trained in steps with noise.
+    `choose`: which dimensions are clipped apart from the others, by the statistics of all samples."""
     down = download(experiment, engine, number, server)
-    return vector_around(layout, experiment, engine, number, round, down, trained[number] if trained else None)
+    client = trained[number] if trained else None
+    return vector_around(layout, experiment, engine, number, round, down, client, choose)
 
 
 def vector_around(
@@ -118,16 +135,34 @@ def vector_around(
     round: int,
     down: Tree,
     trained: Client | None = None,
-) -> tuple[Tensor, list[float]]:
+    choose: Choose | None = None,
+) -> SampleSum:
     """The same, by a client that was sent `down`."""
-    data = engine.federation.local(number, round)
-    upload = upload_alone(experiment, engine, number, down, data.key, trained)
+    chosen = None
+    words = experiment, engine, number, round, down, trained
+    if choose is not None:
+        parts = [layout.statistics(rows) for rows in _of_single_samples(*words)]
+        chosen = choose(functools.reduce(operator.add, parts) if parts else None)
     whole = torch.zeros(layout.size, dtype=torch.float64, device=engine.federation.device)
     lengths: list[float] = []
-    for batch in data.batches:
-        if not len(batch.y):
-            continue
-        vectors, length = layout.vectors(vmap(upload)(batch.x, batch.y))
+    for rows in _of_single_samples(*words):
+        vectors, length = layout.vectors(rows, chosen)
         whole += vectors.sum(0)
         lengths += length.tolist()
-    return whole, lengths
+    return SampleSum(whole, lengths, chosen)
+
+
+def _of_single_samples(
+    experiment: Experiment,
+    engine: ReferenceEngine,
+    number: int,
+    round: int,
+    down: Tree,
+    trained: Client | None,
+) -> Iterator[Tree]:
+    """The uploads of clients with one sample each, batch by batch."""
+    data = engine.federation.local(number, round)
+    upload = upload_alone(experiment, engine, number, down, data.key, trained)
+    for batch in data.batches:
+        if len(batch.y):
+            yield vmap(upload)(batch.x, batch.y)

@@ -17,6 +17,7 @@ PAPERS = {
     "mpfedcl": "MP-FedCL (Qiao et al., 2023, arXiv 2304.01950)",
     "board": "Leaderboards: the settings of other people's tables, with every method that fits",
     "natural": "Natural federations: clients that exist, such as people, hospitals and makers of devices",
+    "privacy": "Privacy: what noise with a budget costs, on frozen encoders",
     "studies": "Studies of our own: readings of the papers side by side, and all methods in one setting",
 }
 

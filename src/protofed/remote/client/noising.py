@@ -72,7 +72,7 @@ class ClientNoise:
         if self.privacy.unit == "client":
             vectors, lengths = layout.vectors(stack([up]))
             return vectors[0].cpu(), lengths.tolist()
-        vector, known = vector_around(layout, self.experiment, self.engine, self.number, round - 1, down)
+        vector, known, _ = vector_around(layout, self.experiment, self.engine, self.number, round - 1, down)
         if self.privacy.where != "sum":
             return vector.cpu(), known
         most = longest(self.privacy)
