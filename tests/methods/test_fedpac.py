@@ -134,7 +134,8 @@ def test_heads_are_mixed_for_their_own_clients() -> None:
     rows = up["head"].rows
     mixed = mixtures(rows["spread"], rows["means"], rows["there"] > 0, 0.0)
     assert float(mixed[0, 1]) > 0.3 > float(mixed[0, 2]), "the like one is trusted more"
-    assert server["heads"].weight.tolist() == [1, 1, 1, 0]
+    assert server["owners"].tolist() == [-1, 4, 6, 8], "nobody, and those with samples"
+    assert server["heads"].weight.tolist() == [0, 1, 1, 1]
     later = torch.tensor([6, 5, 9])
     for place, who in enumerate(later.tolist()):
         got = method.receive(MODEL, method.init_client(SPEC), DATA, deal(method.broadcast(server, later), place))
@@ -151,9 +152,10 @@ def test_heads_are_mixed_for_their_own_clients() -> None:
     large = mixed[:3] * (mixed[:3] >= 0.25)
     assert bool((large.sum(1) < 0.999).any()), "something is left out"
     expected = large / large.sum(1, keepdim=True) @ torch.cat([v.flatten(1) for v in rows["head"].values()], 1)
-    torch.testing.assert_close(kept["heads"].total[:3], expected)
-    none = FedPAC(smallest=0.0, least=1.0).aggregate(method.init_server(SPEC), up, cohort)["heads"]
-    assert none.weight.tolist() == [float(row.max() == 1) for row in mixed[:3]] + [0.0], "else nothing would be mixed"
+    torch.testing.assert_close(kept["heads"].total[[1, 3, 2]], expected)
+    none = FedPAC(smallest=0.0, least=1.0).aggregate(method.init_server(SPEC), up, cohort)["owners"]
+    whole = [number for number, row in zip([4, 8, 6], mixed, strict=False) if row.max() == 1]
+    assert none.tolist() == [-1, *sorted(whole)], "else nothing would be mixed"
     coarse = FedPAC(smallest=100.0).aggregate(method.init_server(SPEC), up, cohort)["heads"].total
     assert not torch.allclose(coarse, server["heads"].total)
     assert not any(name.startswith("head.") for name in server["body"]["params"])
@@ -245,7 +247,7 @@ def test_a_mixture_waits_for_a_client_that_is_absent() -> None:
     assert float(head(after_first, 1).weight) == float(head(after_second, 1).weight) == 1.0
     assert torch.equal(head(after_second, 1).total, head(after_first, 1).total)
     assert not torch.equal(head(after_second, 0).total, head(after_first, 0).total), "client 0 took part in round 1"
-    assert sorted(after_second["owners"].tolist()) == [0, 1, 2, 3, 4], "each of them once"
+    assert after_second["owners"].tolist() == [-1, 0, 1, 2, 3], "each of them once, and nobody"
     assert float(head(after_second, 4).weight) == 0.0, "it has no samples, and keeps the head it has"
 
 

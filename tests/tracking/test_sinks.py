@@ -237,7 +237,7 @@ def test_a_server_that_never_answers_costs_only_the_wait_at_the_end(monkeypatch:
         result = run(Experiment.load("demo", *PLAN), "out", watch=track("mlflow", say=notes.append))
     assert len(result.rounds) == 5
     assert len(notes) == 1
-    assert notes[0].startswith("mlflow did not take the last numbers; the run goes on")
+    assert notes[0].startswith("mlflow did not take the last numbers; the run continues without it")
 
 
 @pytest.mark.slow

@@ -111,14 +111,15 @@ class FedPAC(Method):
         mixed = mixed * (mixed >= self.least)
         mixed = mixed / mixed.sum(1, keepdim=True).clamp(min=1e-12)
         heads = torch.cat([value.flatten(1) for value in rows["head"].values()], 1)
-        there = rows["there"] * (mixed.sum(1) > 0)  # a client without samples keeps the head it has
-        new, owners, old = Mean.of(mixed @ heads, there), cohort.to(there.device), server["heads"]
-        absent = (old.weight > 0) & ~torch.isin(server["owners"], owners)  # they get theirs when they are drawn again
+        there = (rows["there"] > 0) & (mixed.sum(1) > 0)  # a client without samples keeps the head it has
+        owners, new = cohort.to(there.device)[there], Mean.of(mixed[there] @ heads, rows["there"][there])
+        absent = ~torch.isin(server["owners"], owners)  # they get theirs when they are drawn again
+        owners, order = torch.cat([server["owners"][absent], owners]).sort()
         return {
             "body": up["body"].otherwise(server["body"]),
             "prototypes": refresh(server["prototypes"], up["prototypes"]),
-            "heads": Mean(*(torch.cat([b, a[absent]]) for a, b in zip(old, new, strict=True))),
-            "owners": torch.cat([owners, server["owners"][absent]]),
+            "heads": Mean(*(torch.cat([a[absent], b])[order] for a, b in zip(server["heads"], new, strict=True))),
+            "owners": owners,
         }
 
     def prototypes(self, server: Tree) -> Mean:
