@@ -71,6 +71,12 @@ def test_the_picture_is_of_the_example() -> None:
     assert not re.search(r"(?:src|href)=|url\((?!#)|@import", drawn)
 
 
+def test_the_front_page_of_the_site_shows_the_same_program() -> None:
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    shown = [[block.code for block in blocks(page) if "sklearn" in block.code] for page in (README, front)]
+    assert shown[0] == shown[1] != []
+
+
 def percentages(text: str) -> tuple[list[float], list[float]]:
     """Alone and together, line by line."""
     return tuple([float(x) for x in re.findall(rf"{name}\s+([\d.]+)%", text)] for name in ("alone", "together"))

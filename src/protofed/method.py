@@ -159,7 +159,7 @@ class Method(ABC):
         return cls(**cls.presets[reading] | fields)
 
     def remarks(self, spec: Spec, samples: int) -> Sequence[str]:
-        """What should a user hear before a run with so many training samples begins?"""
+        """What should a user be told before a run with this many training samples?"""
         return ()
 
     def check(self, specs: Sequence[Spec]) -> None:  # noqa: B027  (most methods accept any)

@@ -137,11 +137,32 @@ def test_a_list_of_commands_says_what_each_does_without_breaking_off(words: list
             "'seed=0,1,2': a run has one seed. Use protofed compare METHOD ... --seeds 0,1,2",
         ),
         (("run", "demo", "seed=[0, 1]"), "--seeds 0,1 for several"),
+        (("run", "demo", "--seeds", "0,1"), "no option --seeds here. Write seed=N, or use protofed compare METHOD ..."),
     ],
 )
 def test_an_option_written_as_a_key_is_named(words: tuple[str, ...], said: str) -> None:
     assert said in refused(*words)
     assert not list(Path().iterdir())
+
+
+def test_a_sweep_is_not_an_experiment_and_an_experiment_is_not_a_sweep() -> None:
+    Path("sweep.toml").write_text('experiment = "demo"\nmethods = ["local"]\n')
+    Path("mine.toml").write_text('extends = "demo"\nrounds = 2\n')
+    assert "sweep.toml is a sweep, not an experiment. Write: protofed sweep sweep.toml." in refused("run", "sweep.toml")
+    assert "mine.toml is an experiment, not a sweep. Write: protofed run mine.toml." in refused("sweep", "mine.toml")
+    assert "unknown key rounds in the sweep" in refused("sweep", wrong_sweep())
+
+
+def test_a_model_that_is_not_there_is_refused_before_a_federation_starts() -> None:
+    words = ("federation", "start", "fed", "--with-clients", ".", "--model")
+    assert "model.name = 'cnn_digit' is unknown. Did you mean 'cnn_digits'?" in refused(*words, "mlp_digits,cnn_digit")
+    assert "fed" in refused(*words, "mlp_digits,cnn_digits")  # known: the folder is what is missing
+
+
+def wrong_sweep() -> str:
+    """A sweep with a key of an experiment: it is still a sweep."""
+    Path("wrong.toml").write_text('experiment = "demo"\nmethods = ["local"]\nrounds = 2\n')
+    return "wrong.toml"
 
 
 def test_a_folder_is_not_an_experiment() -> None:

@@ -558,7 +558,7 @@ def test_cells_that_are_trained_together_are_killed_and_go_on_together() -> None
     os.kill(worker, signal.SIGKILL)  # nobody knows which of the two was to blame
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "2 cells that were trained together go on one by one" in out.replace("\n", " ")
+    assert "2 cells that were trained together continue one by one" in out.replace("\n", " ")
     for path in (one, other):
         whole = run(Experiment.from_dict(RunFolder(path).experiment_dict()), f"whole-{path.name}", cores=1)
         for here, there in zip(lines(path), lines(whole.folder), strict=True):

@@ -111,13 +111,21 @@ def start(
         Path | None, typer.Option(help="For trials: also start all clients here, each with NAME.npz from this folder.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="With --with-clients: the clients' models, dealt in turn.")
+        list[str] | None,
+        typer.Option(help="With --with-clients: the clients' models, separated by commas, dealt in turn."),
     ] = None,
 ) -> None:
     """Start the server in the background of this machine."""
+    from protofed.config.registry import check_model
+    from protofed.importing import is_path
+
+    models = [name for word in model or [] for name in word.split(",")]
+    for name in models:
+        if not is_path(name):  # before any process starts: a client's own error would be in its log alone
+            check_model(name)
     from protofed.remote.flower import operate
 
-    operate.start(folder, insecure=insecure, clients=with_clients, models=model or [], tell=say)
+    operate.start(folder, insecure=insecure, clients=with_clients, models=models, tell=say)
 
 
 @federation.command()

@@ -66,6 +66,11 @@ class Plain(typer.core.TyperCommand):
             keys = any(param.name in ("overrides", "methods") for param in self.params)
             if keys and not difflib.get_close_matches(error.option_name, error.possibilities or (), 1, 0.75):
                 key = error.option_name.lstrip("-").replace("-", "_")
+                if key == "seeds":
+                    raise UserError(
+                        "there is no option --seeds here. Write seed=N, or use protofed compare METHOD ... --seeds 0,1 "
+                        "for several."
+                    ) from None
                 raise UserError(
                     f"there is no option {error.option_name}. A key of the experiment has no dashes: {key}=VALUE."
                 ) from None

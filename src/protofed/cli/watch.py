@@ -50,7 +50,7 @@ def watch(
         try:
             _wait(runs if until_finished else [], server.live)
         except KeyboardInterrupt:
-            say("the watch has ended; the runs go on")
+            say("the watch has ended; the runs continue")
 
 
 def _wait(runs: list[Path], live: "Live") -> None:

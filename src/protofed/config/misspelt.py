@@ -9,6 +9,7 @@ from protofed.config.files import SECTIONS, name_in, override, read_tables
 from protofed.config.registry import FLOWER, LIGHT, check_model, check_partition, method_path
 from protofed.config.schema import unknown_key
 from protofed.config.sections import Scalars
+from protofed.errors import UserError
 from protofed.importing import MEMORY, is_path
 
 HERE = Path(__file__).parents[1]
@@ -16,7 +17,10 @@ HERE = Path(__file__).parents[1]
 
 def refuse_misspelt(source: str | Path, *overrides: str) -> None:
     """Refuse an experiment with a misspelt name or key. `Experiment.load` checks whatever passes, and the rest."""
-    raw = override(read_tables(source), overrides)
+    tables = read_tables(source)
+    if "methods" in tables:
+        raise UserError(f"{source} is a sweep, not an experiment. Write: protofed sweep {source}.")
+    raw = override(tables, overrides)
     top = [*(field.name for field in fields(Scalars)), *SECTIONS]
     for key, value in raw.items():
         if key not in top and not _in_a_section(key):

@@ -87,7 +87,7 @@ class FromFlower:
         by = self.options.get("partition_by", LABEL)
         if "partition_by" in takes and by not in columns:
             there = ", ".join(name for name in columns if name != ROW)
-            raise UserError(f"partition.partition_by = {by!r} is no column of the data. It has: {there}.")
+            raise UserError(f"partition.partition_by = {by!r} is not a column of the data. It has: {there}.")
         usual = {"num_partitions": clients, "seed": seed, "partition_by": LABEL}
         given = {name: value for name, value in usual.items() if name in known} | self.options
         required = [name for name, one in known.items() if one.default is one.empty and name not in (*given, "self")]

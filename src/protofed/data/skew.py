@@ -46,7 +46,7 @@ def fewer(domain: Domain, train: int, test: int) -> Domain:
 
 
 def _share(y: np.ndarray, many: int) -> np.ndarray:
-    """Rows of so many samples: those that come first when each class is dealt out evenly from first to last."""
+    """This many rows: those that come first when each class is dealt out evenly from first to last."""
     if not 0 < many < len(y):
         return np.arange(len(y))
     order = np.random.default_rng(FIXED).permutation(len(y))

@@ -46,7 +46,7 @@ def play(layout: Layout, vector: Tensor, noise: float, trials: int, draw: Callab
 
 
 def per_attacker(scores: Tensor, times: int) -> Tensor:
-    """The scores of attackers who see so many releases of one unit each."""
+    """The scores of attackers who each see this many releases of one unit."""
     return scores[: len(scores) // times * times].reshape(-1, times).sum(1)
 
 
@@ -78,7 +78,7 @@ def audited(view: View, clients: Clients, seed: int) -> dict[str, Any] | None:
 
 
 def spent_of(view: View, times: int) -> float:
-    """What the run claims after so many releases."""
+    """The epsilon that the run claims after this many releases."""
     return accounting.spent(view.noise, times, view.privacy.delta, view.steps)
 
 

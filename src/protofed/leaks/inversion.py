@@ -84,7 +84,7 @@ class Likely(NamedTuple):
         )
 
     def inputs(self, w: Tensor) -> Tensor:
-        """Inputs (T, ...) of so many deviations (T, K) in each direction."""
+        """Inputs (T, ...) that lie this many standard deviations (T, K) out in each direction."""
         u = self.mean.flatten(1) + torch.einsum("tk,tkp->tp", w, self.directions)
         return u.clamp(0, 1).reshape(self.mean.shape)
 

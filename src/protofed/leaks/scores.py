@@ -62,7 +62,7 @@ def tpr_at(members: Tensor, others: Tensor, fpr: float) -> float | None:
 
 
 def clopper_pearson(hits: int, trials: int, miss: float) -> tuple[float, float]:
-    """Bounds of a probability by so many hits: each is wrong with probability `miss` at most."""
+    """Bounds of a probability after this many hits: each is wrong with probability `miss` at most."""
     from scipy.special import betaincinv  # takes a while to import, and is used here alone
 
     low = 0.0 if hits == 0 else float(betaincinv(hits, trials - hits + 1, miss))
@@ -93,8 +93,8 @@ def epsilon_bound(there: Tensor, absent: Tensor, delta: float, confidence: float
 
 
 def one_run_bound(right: int, guesses: int, coins: int, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon that a mechanism has at least if so many of the guesses were right which of its samples were there,
-    each by the flip of a coin of its own (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2)."""
+    """A lower bound on a mechanism's epsilon if this many guesses were right about which of its samples were there,
+    each included by the flip of its own coin (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2)."""
     low, high = 0.0, 50.0
     if _as_many_right(low, right, guesses, coins, delta) > 1 - confidence:
         return 0.0
@@ -106,7 +106,7 @@ def one_run_bound(right: int, guesses: int, coins: int, delta: float, confidence
 
 
 def _as_many_right(epsilon: float, right: int, guesses: int, coins: int, delta: float) -> float:
-    """How likely it is at most that so many guesses or more are right."""
+    """An upper bound on the probability that at least this many guesses are right."""
     import numpy as np
     from scipy.special import bdtrc
 

@@ -51,8 +51,8 @@ def missing(module: nn.Module, x: Tensor) -> str:
     takes_missing = any(getattr(part, "takes_missing", False) for part in module.modules())
     if x.ndim == 2 and x.is_floating_point() and not takes_missing and len(rows := x.isnan().any(1).nonzero()):
         return (
-            f"sample {int(rows[0])} holds NaN, a missing value, which it does not take. Use mlp_table, put "
-            "protofed.models.WithMask in front of your own model, or remove or replace those"
+            f"sample {int(rows[0])} holds NaN, a missing value, which this model does not take. Use mlp_table, put "
+            "protofed.models.WithMask in front of your own model, or replace missing values"
         )
     return ""
 

@@ -13,11 +13,17 @@ from protofed.errors import UserError
 def read_sweep(path: Path) -> dict[str, Any]:
     """The tables of a file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"there is no sweep file {str(path)!r}. Write one: see 'protofed sweep --help'.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    if not {"experiment", "methods"} & set(tables) and {"method", "rounds", "partition", "extends"} & set(tables):
+        raise UserError(
+            f"{path} is an experiment, not a sweep. Write: protofed run {path}. A sweep names an experiment and "
+            "methods: see 'protofed sweep --help'."
+        )
+    return tables
 
 
 def checked_words(key: str, value: Any, empty: bool = False) -> tuple[str, ...]:

@@ -200,7 +200,7 @@ class Crew:
         if not self.asked and not given_up:
             self.workers.append(_Worker(worker.share))
         if len(bundle) > 1 and not self.asked:
-            self.watch.note(f"{len(bundle)} cells that were trained together go on one by one: {reason}")
+            self.watch.note(f"{len(bundle)} cells that were trained together continue one by one: {reason}")
             left.extendleft([placed] for placed in reversed(bundle))
             return
         for placed in bundle:

@@ -235,5 +235,5 @@ def _plain(item: Any, layers: int, done: dict[int, Any]) -> Any:
             done[id(item)] = made
         return done[id(item)]
     if isinstance(item, _Name | _Kind | _Mark):
-        raise Strange("a Python object that is no data")
+        raise Strange("a Python object that is not data")
     return item

@@ -204,7 +204,7 @@ class Fusion:
             self.apart = first_line(error)[:200]
             self.engine.steps.forget()
             self.engine.members.forget()
-            note = f"runs cannot be trained together ({self.apart}); they go on one after another"
+            note = f"runs cannot be trained together ({self.apart}); they continue one after another"
             self.runs[some[0][0].run].notes.append(note)
             return self._alone(some)
         self.runs[some[0][0].run].notes += self.engine.notes

@@ -13,9 +13,14 @@ OVERVIEW, FOLDER, IMAGES = Path("docs/results.md"), Path("docs/results"), Path("
 START = 3.0  # seconds that a run takes besides its rounds, roughly
 READ = (
     "Numbers are percentages unless a column says otherwise (cosines and silhouettes are multiplied by 100): mean ± "
-    "standard deviation (of the population) over seeds. A *claim* says that one number is above another, or below it "
-    "where the paper's numbers are. It holds if all seeds agree, by however little; it does not hold if all seeds "
-    "disagree; otherwise it is undecided. Where there is only one seed, the table says so."
+    "standard deviation (of the population) over seeds. A *claim* says that one number is above (or below) another, as "
+    "the paper's numbers are. It holds if all seeds agree, by however little; it does not hold if all seeds disagree; "
+    "otherwise it is undecided. Where there is only one seed, the table says so."
+)
+MEASURES = (
+    "GM is the accuracy of the global model. PM(V) and PM(L) are those of the clients' own models on the global test "
+    "set, over the classes they hold, and weighted by the shares they have of each "
+    "([formulas](glossary.md#gm-pmv-and-pml))."
 )
 
 
@@ -48,6 +53,7 @@ def _overview(numbers: Mapping[str, EntryResult]) -> str:
         "page of each paper has the reported numbers, ours, and the difference. `protofed reproduce NAME` runs any of "
         "them; `--quick` runs a small version on a laptop.",
         READ,
+        MEASURES,
     ]
     for paper, title in PAPERS.items():
         rows = ["| | claims that hold / undecided / do not | finding |", "|---|---|---|"]

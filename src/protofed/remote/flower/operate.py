@@ -140,7 +140,7 @@ def put_out(folder: Path, name: str, reason: str) -> str:
     """Order that a client is put out."""
     server, number = _member(folder, name)
     done = give_order(server, "ban", client=number, reason=one_line(reason))
-    return f"{name} is put out" if done else f"{name} is put out as soon as the server looks"
+    return f"{name} is put out" if done else f"{name} is put out as soon as the server reads this order"
 
 
 def let_in(folder: Path, name: str) -> str:
@@ -149,7 +149,7 @@ def let_in(folder: Path, name: str) -> str:
     if number not in Ledger.of(server / "ledger.json").out:
         raise UserError(f"{name} is not put out. 'protofed federation status {folder}' says who is.")
     done = give_order(server, "unban", client=number)
-    return f"{name} is let in again" if done else f"{name} is let in again as soon as the server looks"
+    return f"{name} is let in again" if done else f"{name} is let in again as soon as the server reads this order"
 
 
 def roll_back(folder: Path, round: int) -> str:

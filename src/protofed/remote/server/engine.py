@@ -127,7 +127,7 @@ class RemoteEngine:
         return self.conduct.bounded(self.round, answers, dealt, members)
 
     def _without_budget(self, asked: Replies) -> bool:
-        """Whether so many have spent their privacy budgets that there can be no further round."""
+        """Whether too few members can still pay for another round."""
         self.spent |= set(asked.spent)
         there = set(self.status.clients) - set(self.status.ledger.out)
         self.out_of_budget = bool(asked.spent) and len(there - self.spent) < self.rules.minimum

@@ -96,7 +96,7 @@ class Roster:
             self._postpone(member.node)
 
     def put_out(self, number: int) -> None:
-        """It is no member any more, and is told so when it is next greeted."""
+        """Remove it from the members. It is told when it next greets the server."""
         member = self.members.pop(number, None)
         if member is not None:
             self._later.pop(member.node, None)
