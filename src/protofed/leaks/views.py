@@ -36,7 +36,7 @@ class View:
 
     def __init__(self, saved: Saved, engine: ReferenceEngine, clients: Clients, seed: int) -> None:
         self.saved, self.engine, self.clients, self.seed = saved, engine, clients, seed
-        self.privacy = promise_of(saved, clients.kept)
+        self.privacy = saved.experiment.privacy
         self.layout: Layout | None = None
         self.noise, self.steps = 0.0, NO_STEPS
         if self.privacy.worth:
@@ -45,6 +45,7 @@ class View:
                 f"{self.privacy.worth:g}. Attack a run without it."
             )
         if self.privacy.noisy:
+            self.privacy = promise_of(saved, clients.kept)
             self.layout = layout_of(replace(saved.experiment, privacy=self.privacy), engine, clients.server)
             sums = self.layout.size > 0
             self.noise, self.steps = noise_of(saved.experiment, sums), steps_of(saved.experiment, sums)
