@@ -12,9 +12,14 @@ from command import protofed
 from protofed import Experiment, run
 from protofed.leaks import shadows, views
 from protofed.leaks.attack import Options, attack_run
-from protofed.leaks.membership import likelihood_ratios
+from protofed.leaks.encoders import World
+from protofed.leaks.membership import guessed_from_others, likelihood_ratios
 from protofed.leaks.scores import one_run_bound
+from protofed.leaks.uploads import recomputed
 from protofed.privacy.accounting import PaidSteps, spent
+from protofed.privacy.ledger import LEDGER, SpendingLedger
+from protofed.runs.saved import read_checkpoint
+from protofed.runs.setup import prepare
 
 SMALL = (
     "clients=4", "rounds=2", "model=mlp_digits", "local_epochs=1", "engine=reference", "record.enabled=false",
@@ -40,6 +45,20 @@ def test_likelihood_ratios_by_hand() -> None:
     want = ((goal - other) ** 2 - (goal - member) ** 2) / (2 * sum(errors) / 8)
     assert torch.allclose(likelihood_ratios(known, there, goal), want)
     assert float(want[0]) > 0 > float(want[1])
+
+
+def test_no_coin_that_is_guessed_says_how_to_guess_another_one() -> None:
+    """Scores that say nothing of coins: guesses would be right together, or wrong, if they followed from each other."""
+    generator = torch.Generator().manual_seed(0)
+    known, there = torch.randn(7, 5, generator=generator), torch.rand(7, 5, generator=generator) < 0.5
+    ratios, truth = guessed_from_others(known, there)
+    assert truth.tolist() == there[3:].flatten().tolist()
+    assert torch.equal(ratios[5:10], likelihood_ratios(known[:3], there[:3], known[4]))
+    other = there.clone()
+    other[3:] = ~other[3:]
+    assert torch.equal(guessed_from_others(known, other)[0], ratios)
+    other[0] = ~other[0]
+    assert not torch.equal(guessed_from_others(known, other)[0], ratios)
 
 
 def test_the_bound_of_one_run_by_hand() -> None:
@@ -128,3 +147,34 @@ def test_the_command_says_what_shadow_runs_found(tmp_path: Path) -> None:
     folder = made(tmp_path / "run")
     done = protofed("attack", str(folder), "--clients", "1", "--classes", "2", "--steps", "2", "--shadows", "3")
     assert "members by 3 shadow runs of each client: AUC 0." in " ".join(done.stdout.split())
+
+
+def test_with_noise_a_shadow_trains_on_nothing_that_depends_on_all_coins(tmp_path: Path) -> None:
+    """One sample left over makes a batch of one, which BatchNorm cannot take; with noise it is not there, and another
+    sample for company would make a coin move two."""
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'protofed[privacy]'")
+    sizes = []
+    for name, words in (("plain", ()), ("noisy", STEPS)):
+        saved = read_checkpoint(made(tmp_path / name, *words, "batch_size=2"))
+        prepared = prepare(saved.experiment)
+        clients = recomputed(saved, prepared.reference)
+        world, view = World.of_run(saved, prepared), views.View(saved, prepared.reference, clients, 0)
+        played = shadows.Shadows(world, view, clients, 4, 4, 0, "own")
+        question = played._question(clients.numbers[0])
+        assert question is not None
+        key = torch.tensor([1, 2])
+        heads = torch.zeros(len(question.y), dtype=torch.bool)
+        sizes.append([len(played._samples(question, heads | (torch.arange(len(heads)) < n), key).y) for n in (1, 2, 3)])
+    assert sizes == [[2, 2, 4], [1, 2, 3]]
+
+
+def test_a_clip_that_followed_the_clients_is_that_of_the_round_that_is_attacked(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'protofed[privacy]'")
+    words = ("privacy.unit=client", "privacy.epsilon=8", "privacy.where=client", "privacy.clip_quantile=0.5")
+    saved = read_checkpoint(made(tmp_path / "run", "data.normalize=half", *words))
+    engine = prepare(saved.experiment).reference
+    view = views.View(saved, engine, recomputed(saved, engine), 0)
+    lines = SpendingLedger(tmp_path / "run" / LEDGER).lines
+    assert view.layout is not None
+    assert view.privacy.clip == view.layout.privacy.clip == lines[1].clip != lines[0].clip
+    assert views.promise_of(saved, kept=False).clip == lines[1].next_clip  # attacked is what would be sent next

@@ -66,6 +66,13 @@ def test_a_mark_says_whether_values_are_longer_than_their_bound_and_is_within_th
     assert Layout(Privacy(unit="client", epsilon=1.0), Mean(torch.zeros(3, 4), torch.zeros(3))).size == 15
 
 
+@pytest.mark.parametrize("clip", [0.1, 0.3, 0.9, 1.0, 1.7, 3.3, 7.7])
+def test_no_rounding_takes_a_vector_with_a_mark_beyond_the_clip(clip: float) -> None:
+    vectors, _ = layout(clip=clip).vectors(uploads(1e3, 1e-3))
+    assert vectors.dtype == torch.float64
+    assert float(torch.linalg.vector_norm(vectors[0])) == pytest.approx(clip, rel=1e-14)
+
+
 @pytest.mark.parametrize(
     ("lengths", "quantile", "rate", "after"),
     [

@@ -157,6 +157,53 @@ def test_a_request_that_comes_again_gets_the_same_noise_for_nothing_and_another_
         again.close()
 
 
+def test_a_broadcast_that_spoils_a_clients_loss_gets_noise_for_an_answer_and_is_paid_for(tmp_path: Path) -> None:
+    """A refusal would say, without noise and for nothing, that the client has samples of these classes."""
+    plan = local("privacy.noise=3")
+    _, transport, _ = served(tmp_path, plan)
+    request = asked_to_train(transport, 100, 2)
+    down = decode(unpack_message(request).body)
+    hostile = with_head(request, encode(Mean(torch.full_like(down.total, 1e30), torch.ones_like(down.weight))))
+    said: list[str] = []
+    again = worker(tmp_path, 0, tell=said.append)
+    try:
+        answer = unpack_message(again.answer(hostile))
+        assert any("in round 2 its loss is no longer a number. The server is not told" in text for text in said)
+        assert (answer.head["kind"], len(account(tmp_path, 0))) == ("answer", 3)
+        assert set(answer.head) == {"protocol", "protofed", "kind", "experiment", "run", "client", "session", "round"}
+        sent = decode(answer.body).total
+        assert float(sent.std()) == pytest.approx(3, rel=0.15)
+        said.clear()
+        assert unpack_message(again.answer(request)).head["kind"] == "answer"  # it trains as before
+        assert not any("no longer a number" in text for text in said)
+    finally:
+        again.close()
+
+
+def test_an_error_that_quotes_samples_stays_in_the_clients_own_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, transport, _ = served(tmp_path, local("privacy.noise=3"))
+    said: list[str] = []
+    again = worker(tmp_path, 0, tell=said.append)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("sample 7 of class 3")
+
+    monkeypatch.setattr(again.engine, "update", fail)
+    try:
+        request = asked_to_train(transport, 100, 2)
+        down = decode(unpack_message(request).body)
+        other = with_head(request, encode(Mean(torch.ones_like(down.total), torch.ones_like(down.weight))))
+        head = unpack_message(again.answer(other)).head
+        assert head["kind"] == "error"
+        assert head["reason"].startswith("it failed, and only its own log says why")
+        assert "failed: RuntimeError: sample 7 of class 3" in said
+        assert len(account(tmp_path, 0)) == 2
+    finally:
+        again.close()
+
+
 def test_a_client_that_has_spent_its_budget_sends_nothing_and_the_run_ends(tmp_path: Path) -> None:
     """Whatever the server says: two clients have paid for another run before, and two are needed for a round."""
     plan = local("privacy.noise=1.1", "rounds=3")

@@ -68,6 +68,15 @@ def likelihood_ratios(known: Tensor, there: Tensor, goal: Tensor) -> Tensor:
     return ((goal - other) ** 2 - (goal - member) ** 2) / (2 * spread)
 
 
+def guessed_from_others(known: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Likelihood ratios for the samples of the second half of runs (G,), by the scores (S, N) of the first half and by
+    which samples were `there` (S, N), and the truth (G,). None of the coins that are guessed says how to guess another
+    one: a bound on how many guesses are right would not hold then."""
+    first = len(known) // 2
+    ratios = [likelihood_ratios(known[:first], there[:first], goal) for goal in known[first:]]
+    return torch.cat(ratios), there[first:].flatten()
+
+
 class Guesses:
     """Scores of members and others, collected over prototypes."""
 

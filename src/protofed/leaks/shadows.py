@@ -3,6 +3,9 @@
 Each shadow is the attacked client's last rounds again, by the same method and from the same broadcast, on samples that
 the attacker has: of the samples in question each is there by the flip of a coin, and the rest are the attacker's own.
 How a sample's score is spread with and without it makes a likelihood ratio (Carlini et al., S&P 2022).
+
+For a lower bound on epsilon, the first half of the shadows says how scores are spread, and the coins of the second half
+are guessed.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from protofed.data.batches import Samples
 from protofed.leaks.encoders import LEAST, Encoder, World, encoder_for, largest_classes
-from protofed.leaks.membership import FPRS, Background, likelihood_ratios
+from protofed.leaks.membership import FPRS, Background, guessed_from_others, likelihood_ratios
 from protofed.leaks.scores import members_auc, one_run_bound, tpr_at
 from protofed.leaks.uploads import Clients
 from protofed.leaks.views import View
@@ -63,10 +66,9 @@ class Shadows:
             goal = self._scores(encoder, self.view, question, counts)
             scores.append(likelihood_ratios(known, flips, goal))
             truth.append(question.member.cpu())
-            for place in range(self.many):  # each shadow as the goal of the others
-                rest = torch.arange(self.many) != place
-                guesses.append(likelihood_ratios(known[rest], flips[rest], known[place]))
-                coins.append(flips[place])
+            ratios, heads = guessed_from_others(known, flips)
+            guesses.append(ratios)
+            coins.append(heads)
         if not scores:
             return None
         found, member = torch.cat(scores), torch.cat(truth)
@@ -138,7 +140,8 @@ class Shadows:
         parts = [(question.x[heads], question.y[heads])]
         parts += [(question.own.x[some], question.own.y[some]) for some in rows]
         x, y = (torch.cat(part) for part in zip(*parts, strict=True))
-        short = 1 if len(y) % self.engine.federation.batch_size == 1 or not len(y) else 0  # BatchNorm needs two
+        single = len(y) % self.engine.federation.batch_size == 1 and not self.view.privacy.noisy  # BatchNorm needs two
+        short = 1 if single or not len(y) else 0
         return Samples(torch.cat([x, question.own.x[:short]]), torch.cat([y, question.own.y[:short]]))
 
     def _trained(self, number: int, place: int) -> tuple[Client, Tree]:

@@ -1,6 +1,7 @@
 """What the server sees of a client's prototypes: the upload itself, a sum over clients, or either with noise."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,15 @@ from protofed.leaks.uploads import Clients, SentPrototypes, means_in, prototypes
 from protofed.method import Batch, Client, LocalData, Tree
 from protofed.ops import random
 from protofed.ops.trees import deal, stack
+from protofed.privacy import Privacy
 from protofed.privacy.accounting import NO_STEPS
+from protofed.privacy.ledger import LEDGER
 from protofed.privacy.noise import seeded
 from protofed.privacy.release import Layout, noised_sum
 from protofed.privacy.shared import honest_answers
 from protofed.runs.budget import noise_of, steps_of
 from protofed.runs.cohort import draw_cohort
+from protofed.runs.lines import read_lines
 from protofed.runs.noised import layout_of
 from protofed.runs.saved import Saved
 
@@ -41,7 +45,8 @@ class View:
                 f"{self.privacy.worth:g}. Attack a run without it."
             )
         if self.privacy.noisy:
-            self.layout = layout_of(saved.experiment, engine, clients.server)
+            self.privacy = promise_of(saved, clients.kept)
+            self.layout = layout_of(replace(saved.experiment, privacy=self.privacy), engine, clients.server)
             sums = self.layout.size > 0
             self.noise, self.steps = noise_of(saved.experiment, sums), steps_of(saved.experiment, sums)
         self._draws = 0
@@ -143,6 +148,17 @@ class View:
             return method.upload(model, client, mine, down)[0]
 
         return layout.vectors(vmap(single)(*samples))[0]
+
+
+def promise_of(saved: Saved, kept: bool) -> Privacy:
+    """What a run promises of its last round (or of the next one, if that is not `kept`): with the clip of that round,
+    where it follows the clients' lengths."""
+    privacy = saved.experiment.privacy
+    if not privacy.adaptive:
+        return privacy
+    lines = [line for line in read_lines(saved.folder.file(LEDGER)) if line["round"] == saved.state.round]
+    clip = lines[-1]["clip" if kept else "next_clip"] if lines else privacy.clip
+    return replace(privacy, clip=float(clip))
 
 
 def holdings(view: View, clients: Clients) -> dict[str, Any]:

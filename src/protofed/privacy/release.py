@@ -129,7 +129,8 @@ class Layout:
             parts = [_shortened(values * which, clip * self.bounds[0])[0] for which, clip, _ in self._groups(chosen)]
             values = parts[0] + parts[1]
         held, _ = _shortened(held * self.step, self.bounds[1])
-        marks = torch.where(length <= self.bounds[0], self.mark, -self.mark)[:, None].expand(-1, self.marks)
+        signs = torch.where(length <= self.bounds[0], 1.0, -1.0).to(values)  # else marks would be rounded to float32
+        marks = (self.mark * signs)[:, None].expand(-1, self.marks)
         return torch.cat([values, held, marks], 1), length
 
     def next_clip(self, released: Tensor, units: int) -> float:

@@ -45,6 +45,7 @@ NOT_A_NUMBER = (
     f"its loss is {NAN}. If most clients say so, the server takes back the round before; if only this one does, look "
     "at its data, or lower optimizer.lr or optimizer.clip in a new run"
 )
+UNSAID = "it failed, and only its own log says why, because an error may quote samples (its privacy budget)"
 
 
 class ClientWorker:
@@ -93,8 +94,9 @@ class ClientWorker:
                 self.tell(f"refused what the server asked: {refused}")
                 return failure(str(refused), client=self.number, **_accused(refused))
             except Exception as error:  # whatever it is, the server must hear of it, and this client must live on
-                self.tell(f"failed: {type(error).__name__}: {error}")
-                return failure(f"{type(error).__name__}: {error}", client=self.number)
+                why = f"{type(error).__name__}: {error}"  # which may quote samples
+                self.tell(f"failed: {why}")
+                return failure(why if self.noise is None else UNSAID, client=self.number)
 
     def _answer(self, message: Message) -> bytes:
         head = message.head
@@ -163,14 +165,24 @@ class ClientWorker:
         if self.noise is not None:
             self.noise.check()
         update = self.engine.update(self.method, self.number, down, round - 1)
-        if not bool(all_finite((update.loss, update.client.params, update.up))):
-            raise Refused(f"in round {round} {NOT_A_NUMBER}")
+        finite = bool(all_finite((update.loss, update.client.params, update.up)))
+        client = self._kept(update.client, finite, f"in round {round}")
         up = withhold(update.up, self.engine.federation.counts[self.number], self.min_count)
         loss = [float(update.loss.total), float(update.loss.weight)]
         self.tell(f"round {round}: trained, loss {loss[0] / max(loss[1], 1e-12):.3f}")
-        if self.noise is not None:
-            return update.client, {}, body_of(self.noise.noised(round, up, down))
-        return update.client, {"loss": loss}, body_of(up)
+        if self.noise is None:
+            return client, {"loss": loss}, body_of(up)
+        return client, {}, body_of(self.noise.noised(round, up, down))
+
+    def _kept(self, client: Client, finite: bool, when: str) -> Client:
+        """A trained client, if its numbers are `finite`; else Refused, or with a privacy budget the client as it was. A
+        refusal would answer without noise what a server asks about samples by what it broadcasts."""
+        if finite:
+            return client
+        if self.noise is None:
+            raise Refused(f"{when} {NOT_A_NUMBER}")
+        self.tell(f"{when} its loss is {NAN}. The server is not told, and this client keeps the state that it had")
+        return self.engine.client(self.method, self.number)
 
     def _finish(self, message: Message) -> bytes:
         """The last phases, and the tests after them."""
@@ -178,8 +190,7 @@ class ClientWorker:
 
         def last(got: Tree) -> tuple[Client, dict[str, Any], bytes]:
             client, loss = self.engine.last(self.method, self.number, got["down"], round - 1)
-            if not bool(all_finite((loss, client.params))):
-                raise Refused(f"after the last round {NOT_A_NUMBER}")
+            client = self._kept(client, bool(all_finite((loss, client.params))), "after the last round")
             self.tell("the last phases are done")
             return client, {}, self._tested(message.head, client, got)
 
